@@ -91,14 +91,13 @@ def in_plain_modes(function: Callable[P, T]) -> Callable[P, T]:
 @dataclass(frozen=True)
 class Modes:
     """The modes of one thread, to be taken over by another: grad mode, inference mode, autocast
-    with its dtype on the CPU and the accelerator, anomaly detection, the device on which tensors
-    are made. Can be pickled."""
+    with its dtype on the CPU and the accelerator, the device on which tensors are made. (Anomaly
+    detection is one for all threads of a process.) Can be pickled."""
 
     is_grad_enabled: bool
     is_inference: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     is_autocast_cached: bool
-    is_anomaly_checked: bool
     default_device: torch.device | None = None
     """None: none has been set."""
 
@@ -113,7 +112,6 @@ class Modes:
                 for kind in accelerators.kinds()
             ),
             torch.is_autocast_cache_enabled(),
-            torch.is_anomaly_enabled(),
             torch.get_default_device() if len_function_stack() else None,
         )
 

@@ -62,18 +62,6 @@ def thread_state(native_id: int) -> str:
     return "" if fields is None else fields[0]
 
 
-def parent_of(pid: int) -> int:
-    """Returns the parent of a process; 0 where there is none."""
-    fields = _stat(_PROC / str(pid) / "stat")
-    return 0 if fields is None else int(fields[1])
-
-
-def program_of(pid: int) -> str:
-    """Returns what a process runs, in short: the script or module of a Python, else the command."""
-    words = _read(_PROC / str(pid) / "cmdline").split("\0")
-    return name_of_program(words)
-
-
 def name_of_program(words: list[str]) -> str:
     """Returns a short name for the program of a command line: `train` for `python -u train.py`."""
     words = [word for word in words if word]

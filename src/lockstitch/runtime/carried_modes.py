@@ -114,7 +114,7 @@ def _entered(values: tuple[Any, torch.dtype]) -> Iterator[None]:
     Autocast for kinds of device that this machine lacks is left out."""
     (is_grad_enabled, is_inference, autocast, is_cached), default_dtype = values
     here = tuple(each for each in autocast if each[0] in accelerators.kinds())
-    modes = Modes(is_grad_enabled, is_inference, here, is_cached, is_anomaly_checked=False)
+    modes = Modes(is_grad_enabled, is_inference, here, is_cached)
     with modes.active(), DEFAULT_DTYPE.set_to(default_dtype), carry_modes():
         yield
 

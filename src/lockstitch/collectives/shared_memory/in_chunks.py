@@ -20,6 +20,7 @@ from lockstitch.collectives.arithmetic import (
 )
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.shared_memory.definitions import block_bytes_for
+from lockstitch.collectives.shared_memory.operations import fill_from_vectors, vectors_for
 from lockstitch.collectives.shared_memory.rounds import SLOTS, InRounds
 
 if TYPE_CHECKING:
@@ -86,10 +87,7 @@ class InChunks(InRounds):
         assert self.request.reduction is not None
         self._result_scale = result_scale(self.request.reduction, len(parts))
         self._results = outputs_of(self.request)
-        self._gathered = [
-            out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
-            for out in self._results
-        ]
+        self._gathered = vectors_for(self._results)
         self._sinks = self._cut(self._gathered)
         self._has_slices = len(present) > 2
         own = parts[position]
@@ -114,9 +112,7 @@ class InChunks(InRounds):
             self._add_peer(context, index)
 
     def _end(self) -> bool:
-        for gathered, out in zip(self._gathered, self._results, strict=True):
-            if gathered.data_ptr() != out.data_ptr():
-                copy(out, gathered.view(out.shape))
+        fill_from_vectors(self._results, self._gathered)
         return True
 
     def owes(self, part: Part) -> bool:

@@ -32,7 +32,11 @@ from lockstitch.collectives.arithmetic import (
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.mappings import is_shared
 from lockstitch.collectives.requests import Kind
-from lockstitch.collectives.shared_memory.operations import NOWHERE
+from lockstitch.collectives.shared_memory.operations import (
+    NOWHERE,
+    fill_from_vectors,
+    vectors_for,
+)
 from lockstitch.collectives.shared_memory.rounds import SLOTS, InRounds
 from lockstitch.errors import MismatchError
 
@@ -145,10 +149,7 @@ class Moving(InRounds):
             self.rounds = max(self.rounds, *(share.rounds for share in shares))
             share = shares[position if len(shares) > 1 else 0]
             self._sources.append(self._source(context, part, share))
-        self._sinks = [
-            out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
-            for out in self._wanted()
-        ]
+        self._sinks = vectors_for(self._wanted())
 
     def _source(self, context: OperationContext, part: Part, share: Share) -> Source:
         whole = None
@@ -183,9 +184,7 @@ class Moving(InRounds):
             self._results, wanted = exchanging(request, described, self.position)
         try:
             check_delivery(wanted, (each.share.end - each.share.begin for each in self._sources))
-        except (
-            MismatchError
-        ) as error:  # raised when the others have had what they read of this rank
+        except MismatchError as error:
             self._error = error
         return wanted
 
@@ -234,9 +233,7 @@ class Moving(InRounds):
             self.fails_alone = True
             raise self._error
         if self.request.kind is Kind.BROADCAST:
-            (out,), (gathered,) = self._results, self._sinks
-            if gathered.data_ptr() != out.data_ptr():
-                copy(out, gathered.view(out.shape))
+            fill_from_vectors(self._results, self._sinks)
         self._value = self.finish(self._results)
         return True
 

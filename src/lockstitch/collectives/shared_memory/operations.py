@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import torch
+
 from lockstitch.collectives.arithmetic import rows_gathered, scaled_copy
+from lockstitch.collectives.copying import copy
 from lockstitch.collectives.outcomes import value_of
 from lockstitch.collectives.requests import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.requests import Request
@@ -162,3 +163,18 @@ def stage(request: Request, views: Sequence[torch.Tensor]) -> None:
     factor = request.reduction.prescale if request.reduction else 1.0
     for tensor, view in zip(request.tensors, views, strict=True):
         scaled_copy(tensor, factor, view)
+
+
+def vectors_for(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns each output as a vector, or, where it does not lie in one piece, memory for one."""
+    return [
+        out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
+        for out in outputs
+    ]
+
+
+def fill_from_vectors(outputs: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]) -> None:
+    """Copies what was put together in such memory to where it belongs."""
+    for out, vector in zip(outputs, vectors, strict=True):
+        if vector.data_ptr() != out.data_ptr():
+            copy(out, vector.view(out.shape))
