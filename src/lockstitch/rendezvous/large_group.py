@@ -19,6 +19,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import RemoteProtocolError, RpcError
 from lockstitch.ids import WorkerId
 from lockstitch.rendezvous.census import Census
@@ -31,11 +32,14 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
+    from lockstitch.clock import Clock
+
 MOST_WHO_READ_ALL: Final = 64
 """Up to so many ranks, all read all entries."""
 BLOCK: Final = 32
 """Of so many ranks, or smaller blocks, one speaks for all."""
 CALLED_OFF: Final = "called off"
+_LEAST_SECONDS: Final = 0.01
 # Of so many blocks that are not complete the missing ranks are looked for.
 _BLOCKS_LOOKED_AT = 4
 
@@ -58,8 +62,17 @@ class _Block:
 class LargeMeeting:
     """The nth meeting of `size` ranks, as `rank` goes through it."""
 
-    def __init__(self, store: Store, meeting: int, rank: int, size: int, width: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        meeting: int,
+        rank: int,
+        size: int,
+        width: int,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._store = store
+        self._clock = clock
         self._meeting = meeting
         self._rank = rank
         self._size = size
@@ -84,7 +97,7 @@ class LargeMeeting:
         """Waits for all. Returns the census, or why the meeting has been called off, or the ranks
         that are missing when the time is over: as many of them as one finds quickly."""
         try:
-            return self._found(timeout_seconds)
+            return self._found(self._clock.now() + timeout_seconds)
         finally:
             self._waiting = None
 
@@ -113,16 +126,16 @@ class LargeMeeting:
 
     # ------------------------------------------------------------ inside
 
-    def _found(self, timeout_seconds: float) -> Census | str | list[int]:
+    def _found(self, deadline: float) -> Census | str | list[int]:
         found: bytes = b""
         for block in self._own_blocks():
-            if missing := self._wait(self._parts(block), timeout_seconds):
+            if missing := self._wait(self._parts(block), deadline):
                 return self._missing_ranks(block, missing)
-            found = self._put_together(block).encode()
-            self._store.set(self._key(block), found.decode())
+            # Where the meeting has been called off meanwhile, some may have read that.
+            found = self._store.compare_set(self._key(block), "", self._put_together(block))
         top = self._block(self._top, 0)
         if self._rank != top.speaker:
-            if self._wait([self._key(top)], timeout_seconds):
+            if self._wait([self._key(top)], deadline):
                 return self._missing_ranks(top, self._parts(top))
             found = self._store.get(self._key(top))
         return found.decode() if found.startswith(CALLED_OFF.encode()) else Census.decode(found)
@@ -167,14 +180,16 @@ class LargeMeeting:
             return f"{CALLED_OFF} ({error})"
         return (census.numbered() if block.level == self._top else census).encode()
 
-    def _wait(self, keys: list[str], timeout_seconds: float) -> list[str]:
+    def _wait(self, keys: list[str], deadline: float) -> list[str]:
         def notice(missing: list[str]) -> None:
             if len(keys) > 1:  # the speakers say it, and each for its block
                 say(f"rank {self._rank} waits for {len(missing)} of {len(keys)}: {missing[:8]}")
 
         if self._waiting is None:
             self._waiting = self._store.clone()  # type: ignore[attr-defined]  # not in the stubs
-        return missing_keys(self._store, keys, timeout_seconds, notice, waiting=self._waiting)
+        # To torch's stores no time at all means for ever.
+        left = max(_LEAST_SECONDS, deadline - self._clock.now())
+        return missing_keys(self._store, keys, left, notice, waiting=self._waiting)
 
     def _missing_ranks(self, block: _Block, missing: list[str]) -> list[int]:
         if block.level == 1:

@@ -11,10 +11,12 @@ from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import Store
 
 from lockstitch.errors import RpcError
-from lockstitch.ids import WorkerId
-from lockstitch.rendezvous import static_group
+from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.rendezvous import large_group, static_group
 from lockstitch.rendezvous.joining import join
 from lockstitch.rendezvous.large_group import LargeMeeting
+from lockstitch.rendezvous.roster import Member
+from lockstitch.testing import ManualClock
 from tests.unit.rendezvous.groups import all_at_once, new_store
 
 
@@ -221,3 +223,28 @@ def test_members_may_be_looked_up_from_many_threads():
     for thread in threads:
         thread.join()
     assert Counter(found) == dict.fromkeys(range(20), 4)
+
+
+def test_meeting_that_some_know_to_be_called_off_is_so_for_all():
+    store = HashStore()
+    for rank in range(3):
+        store.set(f"meeting/0/{rank}", Member(WorkerInfo(f"w{rank}", rank), (), "host").encode())
+    LargeMeeting(store, 0, 1, 3, 3).call_off("called off (x)")
+    others = [LargeMeeting(store, 0, rank, 3, 3).census(30.0) for rank in (1, 0, 2)]
+    assert others == ["called off (x)"] * 3  # also for the one that puts the census together
+
+
+def test_all_waits_of_a_rank_together_last_as_long_as_it_wants_to_wait(monkeypatch):
+    clock, waits = ManualClock(), []
+
+    def wait(_store, keys, seconds, _notice, **_others):
+        waits.append(seconds)
+        clock.advance(min(seconds, 7.0))
+        return keys if len(waits) > 1 else []
+
+    monkeypatch.setattr(large_group, "missing_keys", wait)
+    store = HashStore()
+    for rank in range(3):
+        store.set(f"meeting/0/{rank}", Member(WorkerInfo(f"w{rank}", rank), (), "host").encode())
+    assert LargeMeeting(store, 0, 0, 4, 3, clock).census(10.0) == [3]
+    assert waits == [10.0, 3.0]

@@ -217,6 +217,7 @@ class Speaker:
         """Says that all below have submitted something; first what the number means."""
         said = []
         content = complete.content
+        self._said_lacking.pop((content.set_id, content.name), None)  # it may be open once more
         meaning = content.uniform if content.row is None else content.row
         assert meaning is not None
         number = self._numbers.get((content.set_id, meaning))

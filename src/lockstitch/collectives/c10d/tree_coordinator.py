@@ -104,8 +104,7 @@ class TreeCoordinator:
                 self._take_in(teller, message, ready, addressed)
             except ProtocolError as error:
                 addressed += self.lost(teller, f"said what makes no sense ({error})")
-        for bucket in buckets(ready, _key, _size, self._fusion_bytes):
-            addressed += self._orders(bucket)
+        self._order(ready, addressed)
         return addressed
 
     def lost(self, rank: int, why: str = UNREACHED) -> list[Addressed]:
@@ -140,6 +139,7 @@ class TreeCoordinator:
         elif isinstance(message, Leave) or self._flat is not None:
             if isinstance(message, Leave):
                 self._routes.note_left(rank)
+            self._loosen(ready, addressed)
             self._hear_loosely(rank, message, addressed)
         else:
             self._undecided.note(rank, message)
@@ -152,7 +152,7 @@ class TreeCoordinator:
         if isinstance(message, Lost):
             addressed += self.lost(message.rank, message.why)
         elif isinstance(message, Loosen):
-            self._loosen(addressed)
+            self._loosen(ready, addressed)
         elif self._flat is None:  # else it says that again, rank by rank
             self._hear_source(speaker_source(speaker), message, ready, addressed)
 
@@ -218,6 +218,12 @@ class TreeCoordinator:
             for source in self._matching.sources_in(set_id)
         ]
 
+    def _order(self, ready: list[_Ready], addressed: list[Addressed]) -> None:
+        """Gives the orders for what is ready."""
+        for bucket in buckets(ready, _key, _size, self._fusion_bytes):
+            addressed += self._orders(bucket)
+        ready.clear()
+
     def _orders(self, bucket: list[_Ready]) -> list[Addressed]:
         return [
             self._routes.to_source(
@@ -238,16 +244,17 @@ class TreeCoordinator:
     # ------------------------------------------------------------ once a rank has shut down
 
     def _hear_loosely(self, rank: int, message: Plain, addressed: list[Addressed]) -> None:
-        self._loosen(addressed)
         if rank in self._undecided:
             again = self._undecided.again(rank, message)
             self._tell_flat(((rank, each) for each in again), addressed)
         else:
             self._tell_flat([(rank, message)], addressed)
 
-    def _loosen(self, addressed: list[Addressed]) -> None:
-        """From now on nobody speaks for others."""
+    def _loosen(self, ready: list[_Ready], addressed: list[Addressed]) -> None:
+        """From now on nobody speaks for others. What is ready is ordered before speakers hear of
+        it, or they would say again what is decided."""
         if self._flat is None:
+            self._order(ready, addressed)
             self._flat = Coordinator(self._size, self._fusion_bytes, self._names)
             addressed += [Addressed(speaker, Loosen()) for speaker in self._place.speakers]
             self._tell_flat(self._undecided.all(), addressed)

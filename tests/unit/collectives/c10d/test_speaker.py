@@ -112,6 +112,17 @@ def test_it_tells_who_is_missing_for_a_while_once_and_again_when_that_changes() 
     assert speaker.pass_time() == []
 
 
+def test_it_tells_who_is_missing_each_time_that_a_name_is_open() -> None:
+    speaker = speaking(1, 1, 1)
+    for _ in range(2):
+        speaker.hear([(2, Submit(12)), (3, Submit(13)), (4, Lacking(0, "a", (5,)))])
+        speaker.pass_time()
+        assert speaker.pass_time() in (up(Lacking(0, "a", (5,))), [])
+        assert speaker._said_lacking == {(0, "a"): (5,)}
+        speaker.hear([(4, Submit(14))])
+        assert speaker._said_lacking == {}
+
+
 def test_it_says_what_is_not_decided_again_only_when_it_is_told_so() -> None:
     speaker = speaking(1, 1, 1)
     speaker.hear([(rank, Submit(rank + 10)) for rank in (2, 3, 4)])

@@ -116,7 +116,7 @@ def test_tree_decides_as_one_table_does(seed: int, fan_in: int, with_leaves: boo
     draw = random.Random(seed)
     hosts = UNEVEN if draw.random() < 0.6 else tuple(range(9))
     told = programs(draw, len(hosts), with_leaves=with_leaves)
-    tree = Tree(hosts, fan_in)
+    tree = Tree(hosts, fan_in, at_once=draw.choice([1, 1, 4]))
     run(tree, told, draw)
     expected = flat_outcomes(told, draw)
     for rank, heard in enumerate(tree.heard):
@@ -176,6 +176,22 @@ def test_each_speaker_is_told_once_and_operations_are_fused() -> None:
     while root.deliver(lambda ways: ways[0]):
         count += 1
     assert count <= 3 * len(UNEVEN)
+
+
+def test_what_is_ready_is_ordered_before_speakers_are_told_to_say_again_what_is_not() -> None:
+    tree = Tree(UNEVEN, 3)
+    agreed(tree, "a")
+    tree.deliver_all()
+    for rank in range(1, len(UNEVEN)):
+        tree.tell(rank, Submit(0))
+    tree.deliver_all()
+    told = tree.root.hear([(0, Submit(0)), (1, Leave())])
+    by_branch = defaultdict(list)
+    for to, message in told:
+        by_branch[to].append(type(message))
+    speakers = tree.places[0].speakers
+    assert speakers
+    assert all(by_branch[speaker] == [Order, Loosen] for speaker in speakers)
 
 
 def test_missing_ranks_are_named_once_speakers_have_told_of_them() -> None:

@@ -16,7 +16,7 @@ from lockstitch.collectives.c10d.messages import (
     unpack_described,
 )
 from lockstitch.collectives.c10d.speaker import Speaker
-from lockstitch.collectives.c10d.tree import NOBODY, Place, place_of
+from lockstitch.collectives.c10d.tree import NOBODY, place_of
 from lockstitch.collectives.c10d.tree_coordinator import TreeCoordinator
 from lockstitch.collectives.negotiation import Objection
 
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
 
 class Tree:
-    """The nodes and what is between them. `heard`: what each rank has been told, in order."""
+    """The nodes and what is between them. `heard`: what each rank has been told, in order.
+    `at_once`: how many messages, from whomever, a node hears together."""
 
-    def __init__(self, hosts: Sequence[int], fan_in: int, fusion_bytes: int = 1) -> None:
+    def __init__(
+        self, hosts: Sequence[int], fan_in: int, fusion_bytes: int = 1, at_once: int = 1
+    ) -> None:
+        self.at_once = at_once
         self.places = [place_of(rank, hosts, fan_in) for rank in range(len(hosts))]
         self.root = TreeCoordinator(self.places[0], len(hosts), fusion_bytes)
         self.speakers = {place.rank: Speaker(place) for place in self.places if place.is_speaker}
@@ -43,14 +47,24 @@ class Tree:
         self.under_way[rank, node].append(messages.encode(message))
 
     def deliver(self, choose: Callable[[list[tuple[int, int]]], tuple[int, int]]) -> bool:
-        """Delivers one message; returns False where there is none. `choose` says of which
-        connection: the sender and the receiver."""
-        ways = [way for way, queue in self.under_way.items() if queue]
-        if not ways:
+        """Delivers what one node hears next; returns False where there is nothing. `choose` says of
+        which connection: the sender and the receiver."""
+        if not (ways := self._ways()):
             return False
-        sender, receiver = way = choose(ways)
-        self._receive(sender, receiver, messages.decode(self.under_way[way].popleft()))
+        _, receiver = way = choose(ways)
+        told = [self._take(way)]
+        while len(told) < self.at_once and (ways := self._ways(receiver)):
+            told.append(self._take(choose(ways)))
+        self._receive(receiver, told)
         return True
+
+    def _ways(self, receiver: int | None = None) -> list[tuple[int, int]]:
+        return [
+            way for way, queue in self.under_way.items() if queue and receiver in (None, way[1])
+        ]
+
+    def _take(self, way: tuple[int, int]) -> tuple[int, Message]:
+        return way[0], messages.decode(self.under_way[way].popleft())
 
     def deliver_all(
         self, choose: Callable[[list[tuple[int, int]]], tuple[int, int]] = lambda ways: ways[0]
@@ -67,18 +81,13 @@ class Tree:
             else:
                 self.under_way[node, to].append(messages.encode(message))
 
-    def _receive(self, sender: int, receiver: int, message: Message) -> None:
-        place: Place = self.places[receiver]
-        if sender == place.parent:
-            speaker = self.speakers.get(receiver)
-            if speaker is None:
-                self.heard[receiver].append(message)
-            else:
-                self.send(receiver, speaker.hear([(sender, message)]))
-        elif receiver == 0:
-            self.send(0, self.root.hear([(sender, message)]))
+    def _receive(self, receiver: int, told: list[tuple[int, Message]]) -> None:
+        if receiver == 0:
+            self.send(0, self.root.hear(told))
+        elif receiver in self.speakers:
+            self.send(receiver, self.speakers[receiver].hear(told))
         else:
-            self.send(receiver, self.speakers[receiver].hear([(sender, message)]))
+            self.heard[receiver] += [message for _, message in told]
 
 
 def outcomes(heard: Sequence[Message]) -> dict[object, object]:
