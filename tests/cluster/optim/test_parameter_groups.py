@@ -9,8 +9,9 @@ import torch
 from torch import nn, optim
 
 from lockstitch import autograd, rpc
-from lockstitch.errors import PeerDiedError, SerializationError
+from lockstitch.errors import PeerDiedError, RRefError, SerializationError
 from lockstitch.optim import DistributedOptimizer, named_parameters_of, parameters_of
+from lockstitch.rref.service import ReferenceService
 from lockstitch.testing.cluster import LocalCluster
 from tests.unit.optim.test_local import Counting
 
@@ -201,4 +202,16 @@ def test_a_scheduler_over_an_owner_that_is_gone_is_told() -> None:
             optimizer.step(context_id)
         cluster.kill("worker1")
         with pytest.raises(PeerDiedError, match="worker1"):
+            scheduler.step()
+
+
+def test_a_scheduler_over_parameters_that_were_freed_is_told() -> None:
+    with LocalCluster(2) as cluster, cluster[0].active():
+        module = rpc.remote("worker1", nn.Linear, (1, 1))
+        optimizer = DistributedOptimizer(optim.SGD, parameters_of(module), lr=0.1)
+        scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
+        with autograd.context() as context_id:
+            optimizer.step(context_id)
+        cluster[0].service(ReferenceService).delete_all_users(5.0)
+        with pytest.raises(RRefError, match=r"value of worker 'worker1' has been deleted"):
             scheduler.step()

@@ -170,3 +170,29 @@ def test_a_program_in_double_precision_is_scaled(cluster) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(map(torch.equal, weights(modules), [before[0] - 0.5, before[1] - 1.0]))
+
+
+@pytest.mark.parametrize("optimizer_class", [optim.SGD, optim.Adam, optim.AdamW])
+def test_fused_optimizers_step_as_torch_has_them_divide_by_the_scale(
+    cluster, optimizer_class
+) -> None:
+    modules = layers()
+    twins = [nn.Linear(2, 1) for _ in modules]
+    for twin, module in zip(twins, modules, strict=True):
+        twin.load_state_dict(module.to_here().state_dict())
+    references = [each for module in modules for each in parameters_of(module)]
+    optimizer = DistributedOptimizer(optimizer_class, references, lr=0.5, fused=True)
+    own = optimizer_class([p for twin in twins for p in twin.parameters()], lr=0.5, fused=True)
+    scaler, plain = GradScaler(init_scale=2.0**14), torch.amp.GradScaler("cpu", 2.0**14)
+    for factors in ((1.0, 3.0), (float("inf"), 1.0), (0.3, 1e-4)):
+        with autograd.context() as context_id:
+            step(scaler, optimizer, losses(modules, *factors), context_id)
+        own.zero_grad()
+        x = torch.ones(1, 2)
+        pairs = zip(twins, factors, strict=True)
+        plain.scale(sum(twin(x).sum() * factor for twin, factor in pairs)).backward()
+        plain.step(own)
+        plain.update()
+        assert scaler.get_scale() == plain.get_scale()
+        expected = [weight_of(twin) for twin in twins]
+        torch.testing.assert_close(weights(modules), expected, rtol=0, atol=0)

@@ -3,7 +3,8 @@
 The second time everything must be as it was the first time. Buffers are put back meanwhile, for
 what is written to them counts once; the copies of those that do not change are shared by all
 micro-batches. Parameters must not change in between, other than by the module itself: where
-somebody else has written to one, there is no second time.
+somebody else has written to one, there is no second time. (Steps of other trainers' distributed
+optimizers are not noticed, as by no graph: see `optim.local`.)
 """
 
 from __future__ import annotations
@@ -66,9 +67,8 @@ class Recomputing:
         if former.writes != self._writes:
             raise RuntimeError(
                 "a parameter was written to between the forward pass of a stage and its "
-                "recomputation, which would give gradients of something else: let no other trainer "
-                "step the parameters meanwhile, or make the pipeline without recompute for this "
-                "stage"
+                "recomputation, which would give gradients of something else: write to it between "
+                "the steps of the pipeline, or make the pipeline without recompute for this stage"
             )
         now = dict(self._module.named_buffers())
         buffers = {
