@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,15 +52,41 @@ PROGRAM = """
         rpc.shutdown()
 """
 
+OF_PYG = """
+    import os
+
+    import torch
+    from torch_geometric.distributed import DistContext, LocalFeatureStore, rpc
+
+    if __name__ == "__main__":
+        rank = int(os.environ["RANK"])
+        context = DistContext(rank, rank, 2, 2, "worker")
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        rpc.init_rpc(context, host, port, rpc_timeout=60.0)
+        owners = torch.tensor([0, 1, 0, 1, 1])
+        mine = (owners == rank).nonzero().squeeze(1)
+        features = LocalFeatureStore.from_data(mine, x=mine.float().unsqueeze(1) * 10)
+        features.num_partitions, features.partition_idx = 2, rank
+        features.node_feat_pb, features.meta = owners, {"is_hetero": False}
+        features.set_rpc_router(rpc.RPCRouter(rpc.rpc_partition_to_workers(context, 2, rank)))
+        rpc.global_barrier()
+        wanted = torch.tensor([4, 0, 3, 2])
+        found = features.lookup_features(wanted, is_node_feat=True).wait()
+        print("found", found.flatten().tolist(), "by", rpc.rpc.__name__)
+        rpc.shutdown_rpc("program", timeout=60.0)
+"""
+
 
 LAUNCHER = (sys.executable, "-m", "lockstitch", "run", "-n", "2", "--replace", "all")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
-def run_program(folder: Path, *arguments: str, launcher: tuple[str, ...] = LAUNCHER) -> str:
-    """What worker 0 says."""
+def run_program(
+    folder: Path, *arguments: str, launcher: tuple[str, ...] = LAUNCHER, program: str = PROGRAM
+) -> str:
+    """What the workers say."""
     path = folder / "program.py"
-    path.write_text(textwrap.dedent(PROGRAM))
+    path.write_text(textwrap.dedent(program))
     done = subprocess.run(
         [*launcher, str(path), *arguments],
         env={**os.environ, "LOCKSTITCH_REPLACE": "all"} if launcher is TORCHRUN else None,
@@ -88,6 +115,16 @@ def test_its_children_run_on_ours_too(
     assert "weight [0.5, 0.5, 0.5]" in said
     assert "child lockstitch.rpc lockstitch.hvd.synchronous lockstitch.nn.data_parallel" in said
     assert "here lockstitch.rpc" in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("torch_geometric") is None,
+    reason="torch_geometric is not installed: pip install torch_geometric",
+)
+def test_features_of_a_graph_are_fetched_by_a_library_that_is_not_edited(tmp_path: Path) -> None:
+    said = run_program(tmp_path, program=OF_PYG)
+    assert said.count("found [40.0, 0.0, 30.0, 20.0] by lockstitch.rpc") == 2
 
 
 def test_launcher_lists_what_can_be_replaced(tmp_path: Path) -> None:
