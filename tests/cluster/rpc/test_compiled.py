@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from torch import nn
@@ -13,15 +11,9 @@ from lockstitch.nn import RemoteModule
 from lockstitch.testing import LocalCluster
 
 BACKENDS = ["eager", "aot_eager"]
-if shutil.which("g++"):  # it compiles kernels in C++
-    BACKENDS.append("inductor")
 
 # A compiler looks for it at each tensor, and hushes torch up in its own thread only.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    # Inductor is imported when it is first asked for.
-    pytest.mark.filterwarnings("ignore:`torch.jit.script.*:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
 @pytest.fixture(autouse=True)
