@@ -19,10 +19,10 @@ from lockstitch.collectives.c10d.coordinator import Coordinator
 from lockstitch.collectives.c10d.coordinator_link import (
     CoordinatorClient,
     CoordinatorServer,
-    LinkOptions,
     connect_to_coordinator,
 )
 from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
+from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.placement import Placement, placed
 from lockstitch.link.addresses import LOOPBACK, own_address
 from lockstitch.link.ports import find_ports

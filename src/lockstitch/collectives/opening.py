@@ -25,9 +25,9 @@ from lockstitch import __version__
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.collectives.c10d.backend import C10dBackend
 from lockstitch.collectives.c10d.beginning import in_thread
-from lockstitch.collectives.c10d.coordinator_link import LinkOptions
 from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
 from lockstitch.collectives.c10d.hierarchical import HierarchicalOperations
+from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.c10d.peer_connections import PeerConnections
 from lockstitch.collectives.c10d.tree import place_of
 from lockstitch.collectives.c10d.tree_links import Link, TreeLinks

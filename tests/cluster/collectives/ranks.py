@@ -9,7 +9,7 @@ import torch
 from torch.distributed import HashStore
 
 from lockstitch.collectives import LocalSessions, Session, SessionOptions, open_session
-from lockstitch.collectives.c10d.coordinator_link import LinkOptions
+from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.c10d.peer_connections import PeerConnections
 from lockstitch.transport import TcpTransport
 

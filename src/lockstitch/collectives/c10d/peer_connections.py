@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from lockstitch.clock import Clock
-    from lockstitch.collectives.c10d.coordinator_link import LinkOptions
+    from lockstitch.collectives.c10d.link_options import LinkOptions
     from lockstitch.link.greetings import Hello
     from lockstitch.transport import Listener, Pollable, TcpTransport
 

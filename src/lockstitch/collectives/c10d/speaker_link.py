@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.clock import Clock
-    from lockstitch.collectives.c10d.coordinator_link import LinkOptions
+    from lockstitch.collectives.c10d.link_options import LinkOptions
     from lockstitch.collectives.c10d.messages import Message
     from lockstitch.collectives.c10d.tree import Place
     from lockstitch.link.line import Line

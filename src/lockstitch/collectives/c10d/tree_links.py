@@ -11,7 +11,6 @@ from lockstitch.collectives.c10d.coordinator import Coordinator
 from lockstitch.collectives.c10d.coordinator_link import (
     CoordinatorClient,
     CoordinatorServer,
-    LinkOptions,
     Table,
     connect_to_coordinator,
 )
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
+    from lockstitch.collectives.c10d.link_options import LinkOptions
     from lockstitch.collectives.c10d.messages import Message
     from lockstitch.collectives.c10d.tree import Place
     from lockstitch.transport import Listener, Transport

@@ -17,9 +17,9 @@ from lockstitch.collectives.c10d.coordinator import Coordinator
 from lockstitch.collectives.c10d.coordinator_link import (
     CoordinatorClient,
     CoordinatorServer,
-    LinkOptions,
     connect_to_coordinator,
 )
+from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     Ask,
@@ -419,12 +419,3 @@ def test_rank_0_that_falls_silent_is_lost_to_the_others_within_the_bound() -> No
     assert clock.now() - began <= 10.0
     assert stream.sent == [bytes(4)] * 4  # pings
     client.close()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "heartbeat", "patience"),
-    [(60.0, 0.0, 60.0), (60.0, 10.0, 10.0), (60.0, 2.5, 10.0), (60.0, 30.0, 30.0), (5, 10.0, 5)],
-)
-def test_nobody_waits_for_a_greeting_as_long_as_for_a_start(seconds, heartbeat, patience) -> None:
-    options = replace(TERMS, seconds=seconds, heartbeat=heartbeat)
-    assert options.greeting_seconds == patience

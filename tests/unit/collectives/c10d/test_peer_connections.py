@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch.distributed import HashStore
 
-from lockstitch.collectives.c10d.coordinator_link import LinkOptions
+from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.c10d.peer_connections import PeerConnections
 from lockstitch.errors import CollectiveError
 from lockstitch.link.addresses import host_and_port

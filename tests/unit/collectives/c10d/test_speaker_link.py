@@ -11,9 +11,9 @@ import pytest
 from lockstitch.collectives.c10d.coordinator_link import (
     CoordinatorClient,
     CoordinatorServer,
-    LinkOptions,
     connect_to_coordinator,
 )
+from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.c10d.messages import Leave, Lost, Message, Welcome
 from lockstitch.collectives.c10d.speaker_link import SpeakerServer
 from lockstitch.collectives.c10d.tree import place_of

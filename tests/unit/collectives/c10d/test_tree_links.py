@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from lockstitch.collectives.c10d.coordinator import Coordinator
-from lockstitch.collectives.c10d.coordinator_link import LinkOptions
+from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.c10d.tree import place_of
 from lockstitch.collectives.c10d.tree_coordinator import TreeCoordinator
 from lockstitch.collectives.c10d.tree_links import TreeLinks

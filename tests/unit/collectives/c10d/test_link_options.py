@@ -1,0 +1,20 @@
+"""How long ranks wait for each other to come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lockstitch.collectives.c10d.link_options import LinkOptions
+from lockstitch.trust import Secret
+
+
+@pytest.mark.parametrize(
+    ("seconds", "heartbeat", "patience"),
+    [(60.0, 0.0, 60.0), (60.0, 10.0, 10.0), (60.0, 2.5, 10.0), (60.0, 30.0, 30.0), (5, 10.0, 5)],
+)
+def test_nobody_waits_for_a_greeting_as_long_as_for_a_start(seconds, heartbeat, patience) -> None:
+    terms = LinkOptions.of("word", Secret(bytes(32)), 60.0)
+    options = replace(terms, seconds=seconds, heartbeat=heartbeat)
+    assert options.greeting_seconds == patience
