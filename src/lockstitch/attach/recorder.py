@@ -20,7 +20,7 @@ from lockstitch.attach.traffic import Traffic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lockstitch.attach.traffic import Role
+    from lockstitch.attach.traffic import Series
     from lockstitch.attach.values import Recording
 
 COUNTED_SECONDS: Final = 150.0
@@ -100,26 +100,18 @@ class Recorder:
             now = time.monotonic()
             spans.add(kind, name, worker, begun, now, peer, number, 0.0, sent, received)
 
-    def note_call(  # noqa: PLR0913, PLR0917 - flat, since it is called for each call
-        self,
-        worker: str,
-        role: Role,
-        function: str,
-        peer: str,
-        seconds: float,
-        sent: int,
-        received: int,
-        has_failed: bool,
+    def note_call(
+        self, series: Series, now: float, seconds: float, sent: int, received: int, *, failed: bool
     ) -> None:
-        """Counts a call that a worker has made, or served."""
+        """Counts a call that has ended now, a time of the monotonic clock, if calls are counted."""
         until = self._counts_until
-        if until is None:
-            return
-        self.traffic.note(worker, role, function, peer, seconds, sent, received, has_failed)
-        if time.monotonic() > until:
-            self._stop_counting()
+        if until is not None:
+            series.add(seconds, sent, received, failed)
+            if now > until:
+                self.stop_counting()
 
-    def _stop_counting(self) -> None:
+    def stop_counting(self) -> None:
+        """Has calls counted no more; not where somebody begins or ends to look right now."""
         # Not by waiting: this may be a thread that reads, or a signal's handler.
         if self._lock.acquire(blocking=False):
             try:

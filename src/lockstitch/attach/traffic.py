@@ -15,6 +15,7 @@ from lockstitch.attach.values import CallTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
 _STEPS: Final = (1.0, 1.25, 1.6, 2.0, 2.5, 3.15, 4.0, 5.0, 6.3, 8.0)
 BOUNDS: Final = tuple(float(f"{step}e{power}") for power in range(-6, 3) for step in _STEPS)
@@ -27,56 +28,51 @@ OTHERS: Final = "other functions"
 Role = Literal["made", "served"]
 
 
-class _Series:
-    """What has been counted of one function and one peer."""
+class Series:
+    """What is counted of one function and one peer. The lock is that of all series of a process,
+    held for a moment only, and by the same thread again where a signal's handler makes a call."""
 
-    __slots__ = ("bins", "count", "failed", "received", "seconds", "sent")
+    __slots__ = ("_lock", "bins", "count", "failed", "received", "seconds", "sent")
 
-    def __init__(self) -> None:
+    def __init__(self, lock: AbstractContextManager[object]) -> None:
+        self._lock = lock
         self.count = self.failed = self.sent = self.received = 0
         self.seconds = 0.0
         self.bins = [0] * (len(BOUNDS) + 1)
 
+    def add(self, seconds: float, sent: int, received: int, has_failed: bool) -> None:
+        """Counts a call that has taken so long."""
+        place = bisect_left(BOUNDS, seconds)
+        with self._lock:
+            self.count += 1
+            self.seconds += seconds
+            self.sent += sent
+            self.received += received
+            self.failed += has_failed
+            self.bins[place] += 1
+
 
 class Traffic:
-    """The counts of one process. The lock is held for a moment only, and by the same thread again
-    where a signal's handler makes a call."""
+    """The counts of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._series: dict[tuple[str, Role, str, str], _Series] = {}
+        self._series: dict[tuple[str, Role, str, str], Series] = {}
 
     def __repr__(self) -> str:
         return f"<Traffic · {len(self._series)} series>"
 
-    def note(  # noqa: PLR0913, PLR0917 - flat, since it is called for each call
-        self,
-        worker: str,
-        role: Role,
-        function: str,
-        peer: str,
-        seconds: float,
-        sent: int,
-        received: int,
-        has_failed: bool,
-    ) -> None:
-        """A worker has made a call of a function on a peer, or served one of it."""
-        place = bisect_left(BOUNDS, seconds)
+    def series(self, worker: str, role: Role, function: str, peer: str) -> Series:
+        """Returns where the calls of a function are counted that a worker makes on a peer, or
+        serves for it."""
+        key = (worker, role, function, peer)
+        known = self._series.get(key)
+        if known is not None:
+            return known
         with self._lock:
-            series = self._series.get((worker, role, function, peer))
-            if series is None:
-                series = self._new(worker, role, function, peer)
-            series.count += 1
-            series.seconds += seconds
-            series.sent += sent
-            series.received += received
-            series.failed += has_failed
-            series.bins[place] += 1
-
-    def _new(self, worker: str, role: Role, function: str, peer: str) -> _Series:
-        if len(self._series) >= MOST_SERIES:
-            function = OTHERS
-        return self._series.setdefault((worker, role, function, peer), _Series())
+            if len(self._series) >= MOST_SERIES:
+                key = (worker, role, OTHERS, peer)
+            return self._series.setdefault(key, Series(self._lock))
 
     def of(self, worker: str) -> tuple[CallTraffic, ...]:
         """Returns what has been counted of a worker."""
@@ -87,7 +83,7 @@ class Traffic:
                     each.received, _trimmed(each.bins),
                 )
                 for (whose, role, function, peer), each in self._series.items()
-                if whose == worker
+                if whose == worker and each.count
             )  # fmt: skip
 
 

@@ -7,13 +7,14 @@ by default, 0 for none. When a group ends with an error the last few are logged.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.attach.logs import ProcessLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ _SIZE: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DEFAULT_SIZE: Final = 2000
 _MOST_LOGGED: Final = 8
 _FUTURES: Final = 1024
-_log = logging.getLogger(__name__)
+_log = ProcessLog(__name__)
 
 
 class GroupLabel:

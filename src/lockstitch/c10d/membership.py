@@ -3,11 +3,11 @@ its futures, and what is told when something goes wrong."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.c10d.flight_recorder import RECORDER, Entry
 from lockstitch.c10d.trace import tell_failure
 from lockstitch.errors import CollectiveError, RankLostError, StalledError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lockstitch.c10d.reports import Reports
     from lockstitch.collectives import Handle, Session, Stall
 
-_log = logging.getLogger(__name__)
+_log = ProcessLog(__name__)
 
 
 class Membership:

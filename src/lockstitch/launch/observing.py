@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from lockstitch.attach.spans import MOST_SPANS
 from lockstitch.observe import looking, tracing
+from lockstitch.observe.call_rates import calls
 from lockstitch.observe.context_graph import ContextGraph
 from lockstitch.observe.grouping import JobNotFoundError
-from lockstitch.observe.tables import jobs_table, status_table
+from lockstitch.observe.tables import calls_table, edges_table, jobs_table, status_table
 from lockstitch.observe.text import explanation_lines, headline, stack_lines
 
 if TYPE_CHECKING:
@@ -311,7 +312,12 @@ def _errors_in_words() -> Iterator[None]:
 
 
 def _status_view(job: Job) -> Group:
-    return Group(Text(headline(job), style="bold"), status_table(job))
+    found = calls(job)
+    tables = (status_table(job), calls_table(found), edges_table(found))
+    parts: list[RenderableType] = [Text(headline(job), style="bold")]
+    for table in tables:
+        parts += [] if table is None else [table, ""]
+    return Group(*parts[:-1])
 
 
 def _console() -> Console:

@@ -9,7 +9,6 @@ fails on slots, in its second attempt.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.devices.kinds import HOST
 from lockstitch.modes import plain_modes
 from lockstitch.nn import parallel
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 _MOST_SLOTS = 8
 _ATOMS = (bool, int, float, complex, str, type(None), torch.dtype)
-_log = logging.getLogger(__name__)
+_log = ProcessLog(__name__)
 
 
 class Automatic:

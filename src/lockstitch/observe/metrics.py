@@ -8,30 +8,48 @@ from __future__ import annotations
 
 import hmac
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from lockstitch.attach.traffic import BOUNDS
 from lockstitch.observe import looking
 from lockstitch.observe.explanation import participants_of
 from lockstitch.observe.grouping import JobNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from wsgiref.simple_server import WSGIServer
 
+    from lockstitch.attach.values import CallTraffic
     from lockstitch.observe.explanation import Participant
     from lockstitch.observe.grouping import Job
 
+Family: TypeAlias = "CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily"
 _LABELS: Final = ("job", "worker", "rank")
+_OF_CALLS: Final = (*_LABELS, "function", "peer")
+_FIRST_DIGITS: Final = "125"
+"""Of the bounds of bins, so many are shown for each power of ten: those that begin with these."""
 HELP: Final = {
     "lockstitch_up": "Whether the worker answers.",
     "lockstitch_rpc_calls_total": "Requests that the worker has sent.",
     "lockstitch_rpc_served_total": "Requests that it has served.",
+    "lockstitch_rpc_call_seconds": "Calls that the worker has made, until the result was there.",
+    "lockstitch_rpc_call_failures_total": "Those of them that have raised an error.",
+    "lockstitch_rpc_call_sent_bytes_total": "Bytes of the values that they brought.",
+    "lockstitch_rpc_call_received_bytes_total": "Bytes of the values that they got.",
+    "lockstitch_rpc_serve_seconds": "Calls that the worker has served, until they were answered.",
+    "lockstitch_rpc_serve_failures_total": "Those of them that have raised an error.",
+    "lockstitch_rpc_serve_sent_bytes_total": "Bytes of the values that it has answered.",
+    "lockstitch_rpc_serve_received_bytes_total": "Bytes of the values that came with them.",
     "lockstitch_rpc_calls_pending": "Its requests without an answer yet.",
     "lockstitch_rpc_calls_serving": "Requests that it serves now.",
     "lockstitch_rpc_calls_queued": "Calls that wait for a thread of it.",
@@ -62,7 +80,7 @@ class JobCollector:
     def __init__(self, wanted: str | int | None) -> None:
         self._wanted = wanted
 
-    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> Iterable[Family]:
         """Yields the families of the counters."""
         try:
             job = looking.status(self._wanted, rate_seconds=0.0)
@@ -71,10 +89,12 @@ class JobCollector:
         yield from families(job)
 
 
-def families(job: Job) -> list[CounterMetricFamily | GaugeMetricFamily]:
+def families(job: Job) -> list[Family]:
     """Returns the counters of a job's workers as families of Prometheus."""
-    found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    found: dict[str, Family] = {}
     for one in participants_of(job):
+        for traffic in () if one.worker is None else one.worker.traffic:
+            _add_calls(found, [job.name, one.name, one.rank], traffic)
         totals: dict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
         for name, labels, value in _samples(one):
             totals[name, labels] += value
@@ -114,10 +134,10 @@ def serve_metrics(wanted: str | int | None, address: tuple[str, int], token: str
 
 
 class _Fixed:
-    def __init__(self, known: list[CounterMetricFamily | GaugeMetricFamily]) -> None:
+    def __init__(self, known: list[Family]) -> None:
         self._known = known
 
-    def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> list[Family]:
         return self._known
 
 
@@ -149,3 +169,35 @@ def _samples(one: Participant) -> Iterator[tuple[str, tuple[str, ...], float]]:
         yield "lockstitch_step", (), float(step.number)
         for name, value in step.values:
             yield "lockstitch_step_value", (name,), value
+
+
+def _add_calls(found: dict[str, Family], who: list[str], traffic: CallTraffic) -> None:
+    """Adds the calls of one function with one peer."""
+    prefix = f"lockstitch_rpc_{'call' if traffic.role == 'made' else 'serve'}"
+    labels = [*who, traffic.function, traffic.peer]
+    seconds = _family(found, f"{prefix}_seconds", HistogramMetricFamily)
+    seconds.add_metric(labels, buckets=_buckets(traffic.bins), sum_value=traffic.seconds)
+    for name, value in (
+        ("failures", traffic.failed),
+        ("sent_bytes", traffic.sent),
+        ("received_bytes", traffic.received),
+    ):
+        _family(found, f"{prefix}_{name}_total", CounterMetricFamily).add_metric(labels, value)
+
+
+def _family(found: dict[str, Family], name: str, make: Any) -> Any:
+    family = found.get(name)
+    if family is None:
+        family = found[name] = make(name, HELP[name], labels=_OF_CALLS)
+    return family
+
+
+def _buckets(bins: Sequence[int]) -> list[tuple[str, float]]:
+    """Returns how many durations were no longer than each of the bounds that are shown."""
+    buckets, count = [], 0.0
+    for bound, more in zip(BOUNDS, [*bins, *[0] * (len(BOUNDS) - len(bins))], strict=False):
+        count += more
+        digits = f"{bound:e}".partition("e")[0]
+        if digits[0] in _FIRST_DIGITS and not digits[1:].strip(".0"):
+            buckets.append((str(bound), count))
+    return [*buckets, ("+Inf", float(sum(bins)))]

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.attach.values import Counter, LaunchedWorker
+    from lockstitch.observe.call_rates import Calls
     from lockstitch.observe.explanation import Participant
     from lockstitch.observe.grouping import Job
 
+_LEFT = ("JOB", "WORKER", "STATE", "AGE", "FUNCTION", "CALLER", "CALLEE")
 _STYLES = {"runs": "green", "begins": "yellow", "ends": "yellow", "does not answer": "red"}
 
 
@@ -42,7 +44,7 @@ def status_table(job: Job) -> Table:
     """Returns a table of a job's workers, a line each: what they do and have."""
     table = _table(
         "WORKER", "RANK", "PID", "CPU", "MEMORY", "THREADS", "CALLS/s", "SERVED/s", "PENDING",
-        "SERVING", "QUEUED", "RREFS", "CONTEXTS", "REDUCTIONS/s", "STEP", "STATE",
+        "SERVING", "QUEUED", "OUT/s", "IN/s", "RREFS", "CONTEXTS", "REDUCTIONS/s", "STEP", "STATE",
     )  # fmt: skip
     for one in participants_of(job):
         table.add_row(*_cells(one))
@@ -51,7 +53,7 @@ def status_table(job: Job) -> Table:
             f"worker {launched.rank}",
             str(launched.rank),
             str(launched.pid),
-            *[""] * 12,
+            *[""] * 14,
             _end_in_words(launched),
         )
     return table
@@ -63,7 +65,7 @@ def _cells(one: Participant) -> list[str | Text]:
         told = None if one.silence is None else one.silence.system
         state = "gone" if told is None else f"no answer; it {STATES.get(told.state, '')}"
         memory = "" if told is None else size(told.memory)
-        return [name, rank, pid, "", memory, *[""] * 10, Text(state, style="red")]
+        return [name, rank, pid, "", memory, *[""] * 12, Text(state, style="red")]
     counters = one.counters
     system, step = one.report.system, one.report.step
     main = one.main_thread
@@ -79,12 +81,64 @@ def _cells(one: Participant) -> list[str | Text]:
         _sum(counters, "lockstitch_rpc_calls_pending"),
         _sum(counters, "lockstitch_rpc_calls_serving"),
         _sum(counters, "lockstitch_rpc_calls_queued"),
+        *_bytes_per_second(one),
         _pair(counters, "lockstitch_rrefs_owned", "lockstitch_rrefs_used"),
         _sum(counters, "lockstitch_autograd_contexts"),
         _rate(counters, "lockstitch_collectives_completed_total"),
         "" if step is None else f"{step.number}",
         "" if main is None else STATES.get(main.state, ""),
     ]
+
+
+def _bytes_per_second(one: Participant) -> tuple[str, str]:
+    """What the values took that a worker sent and received, by calls in both directions."""
+    if one.worker is None or not one.worker.recent_seconds:
+        return "", ""
+    sums = [sum(each.sent for each in one.worker.recent)]
+    sums.append(sum(each.received for each in one.worker.recent))
+    sent, received = (size(each / one.worker.recent_seconds) for each in sums)
+    return sent, received
+
+
+def calls_table(found: Calls, most: int = 12) -> Table | None:
+    """Returns a table of the functions that were called, a line each, those first on which most
+    time was spent; None where there were no calls."""
+    if not found.functions:
+        return None
+    table = _table("FUNCTION", "CALLS/s", "FAILED", "P50", "P99", "BYTES/s")
+    for each in found.functions[:most]:
+        table.add_row(
+            each.function,
+            f"{each.calls_per_second:.0f}",
+            str(each.failed) if each.failed else "",
+            milliseconds(each.p50_seconds),
+            milliseconds(each.p99_seconds),
+            size(each.bytes_per_second),
+        )
+    return table
+
+
+def edges_table(found: Calls, most: int = 12) -> Table | None:
+    """Returns a table of who calls whom, a line each, those first with most calls; None where there
+    were no calls."""
+    if not found.edges:
+        return None
+    table = _table("CALLER", "CALLEE", "CALLS/s", "OUT/s", "BACK/s")
+    for each in found.edges[:most]:
+        table.add_row(
+            each.caller,
+            each.callee,
+            f"{each.calls_per_second:.0f}",
+            size(each.sent_bytes_per_second),
+            size(each.received_bytes_per_second),
+        )
+    return table
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a duration such as `0.12 ms`, to two digits or so."""
+    value = 1e3 * seconds
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
 
 
 def _unseen(job: Job) -> list[LaunchedWorker]:
@@ -132,7 +186,7 @@ def _pair(counters: Sequence[Counter], first: str, second: str) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        is_number = column not in ("JOB", "WORKER", "STATE", "AGE")
+        is_number = column not in _LEFT
         table.add_column(
             column,
             justify="right" if is_number else "left",

@@ -12,12 +12,15 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from lockstitch.attach.logs import ProcessLog
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
 
+_log = ProcessLog(__name__)
 CALLBACK_SECONDS: Final = 0.2
 """How long `close` waits for a callback that takes its time."""
 
@@ -75,6 +78,8 @@ class Announcer:
 
     def announce(self, event: MembershipEvent) -> None:
         """Has all callbacks told, in the order of the calls; does not wait."""
+        if event.kind != "died":  # which is logged where it is found out
+            _log.info("worker %r has %s", event.worker.name, event.kind)
         with self._lock:
             for callback in self._callbacks:
                 self._queue.put((callback, event))

@@ -132,13 +132,10 @@ class Invocation:
             if body is not None:
                 self._serving.values.discard(body, self.caller)
             return  # the caller has given up
-        if RECORDER.is_on:
-            self._observed = ObservedRequest(self._core, self.since, self.message)
-            self._noting_thread("serve", self._serve)
-        else:
-            self._serve()
-
-    def _serve(self) -> None:
+        if RECORDER.is_on and self._observed is None:
+            self._observed = ObservedRequest(self._core, self.message)
+            self._noting_thread("serve", self.serve)
+            return
         started = time.perf_counter()
         server = self._serving.servers.get(type(self.message))
         try:
@@ -359,7 +356,8 @@ class Invocation:
             run()
         finally:
             number: int = self.message.request  # type: ignore[attr-defined]
-            observed.note_thread(kind, self.what, self.caller_name, number, begun)
+            about = (self.what, self.caller_name, number)
+            observed.note_thread(kind, about, self.since, begun)
 
     def scope(self) -> AbstractContextManager[None]:
         """The caller's autograd context, and what remains of the timeout that its user gave."""
@@ -406,8 +404,8 @@ class Invocation:
 
     def _send(self, message: Reply | Failure) -> None:
         if self._observed is not None:
-            has_failed, sent = type(message) is Failure, payload_bytes(message.body)
-            self._observed.note_answer(self.what, self.caller_name, sent, has_failed=has_failed)
+            has_failed = type(message) is Failure
+            self._observed.note_answer(payload_bytes(message.body), has_failed=has_failed)
         try:
             self._requests.reply(message)
         except ConnectionError:

@@ -23,7 +23,7 @@ from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 from lockstitch.runtime import remote_errors
 from lockstitch.runtime.functions import BY_VALUE, TO_HERE, name_of
 from lockstitch.runtime.inherited import INHERITED, refuse_to_block
-from lockstitch.runtime.observing import note_answer, note_call, note_sent
+from lockstitch.runtime.observing import ObservedCall, note_answer, note_sent
 from lockstitch.runtime.packing import item_bytes, payload_bytes
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.wire.encodings import CARRY_OWN
@@ -165,24 +165,27 @@ class Outgoing:
         return self._await(channel, pending, number)
 
     def _await(self, channel: Channel, pending: Pending, number: int) -> Any:
+        observed = None
+        if RECORDER.is_on:
+            observed = ObservedCall(self._core, channel.peer.name, pending)
         try:
             channel.wait(pending)
         except BaseException:  # an interrupt
             channel.abandon(number)
             raise
-        if RECORDER.is_on:
-            return self._result_noted(pending, channel)
+        if observed is not None:
+            return self._result_noted(pending, channel.peer.worker, observed)
         return self.result(pending, channel.peer.worker)
 
-    def _result_noted(self, pending: Pending, channel: Channel) -> Any:
+    def _result_noted(self, pending: Pending, peer: WorkerId, observed: ObservedCall) -> Any:
         """`result`, noted for who looks on."""
         has_failed, received = True, _bytes_of(pending.answer)
         try:
-            value = self.result(pending, channel.peer.worker)
+            value = self.result(pending, peer)
             has_failed = False
             return value
         finally:
-            note_call(self._core, channel.peer.name, pending, received, has_failed=has_failed)
+            observed.note(received, has_failed=has_failed)
 
     @in_plain_modes
     def request(

@@ -169,7 +169,8 @@ class Values:
 def payload_bytes(payload: Payload) -> int:
     """Returns the size of the values in a payload: of its stream, and of its tensors, in whatever
     way these go."""
-    return len(payload.stream) + sum(map(item_bytes, payload.items))
+    items, length = payload.items, len(payload.stream)
+    return length + sum(map(item_bytes, items)) if items else length
 
 
 def item_bytes(item: torch.Tensor | memoryview | None) -> int:

@@ -8,7 +8,6 @@ where it runs is known when the task has reported.
 
 from __future__ import annotations
 
-import logging
 import selectors
 import threading
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import cloudpickle
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import CollectiveError
 from lockstitch.launch.process import elastic_environment
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from lockstitch.launcher_link.slots import Slot
 
-_log = logging.getLogger(__name__)
+_log = ProcessLog(__name__)
 
 _ELASTIC_TIMEOUT: Final = "HOROVOD_ELASTIC_TIMEOUT"
 _ELASTIC_SECONDS: Final = 600

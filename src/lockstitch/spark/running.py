@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import selectors
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import cloudpickle
 
+from lockstitch.attach.logs import ProcessLog
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import CollectiveError, SerializationError, StalledError
 from lockstitch.spark.context import active_context, is_local, wait_for_room
@@ -23,7 +23,7 @@ from lockstitch.trust import Secret
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_log = logging.getLogger(__name__)
+_log = ProcessLog(__name__)
 
 _START_TIMEOUT: Final = "HOROVOD_SPARK_START_TIMEOUT"
 _START_SECONDS: Final = 600

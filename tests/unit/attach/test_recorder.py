@@ -11,10 +11,15 @@ from lockstitch.attach.recorder import Recorder
 from lockstitch.attach.spans import spans_of
 
 
+def call(recorder: Recorder) -> None:
+    series = recorder.traffic.series("w", "made", "f", "ps")
+    recorder.note_call(series, module.time.monotonic(), 1.0, 0, 0, failed=False)
+
+
 def test_it_is_off_until_somebody_asks() -> None:
     recorder = Recorder()
     assert not recorder.is_on
-    recorder.note_call("w", "made", "f", "ps", 1.0, 0, 0, False)
+    call(recorder)
     assert recorder.traffic.of("w") == ()
 
 
@@ -22,16 +27,16 @@ def test_counting_goes_on_until_nobody_has_asked_for_a_while(monkeypatch) -> Non
     recorder, now = Recorder(), [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     recorder.count()
-    recorder.note_call("w", "made", "f", "ps", 1.0, 0, 0, False)
+    call(recorder)
     now[0] += module.COUNTED_SECONDS
     recorder.count()  # asked again
     now[0] += module.COUNTED_SECONDS + 1
-    recorder.note_call("w", "made", "f", "ps", 1.0, 0, 0, False)  # the last one
+    call(recorder)  # the last one
     assert not recorder.is_on
-    recorder.note_call("w", "made", "f", "ps", 1.0, 0, 0, False)
+    call(recorder)
     assert recorder.traffic.of("w")[0].count == 2
     recorder.count()
-    recorder.note_call("w", "made", "f", "ps", 1.0, 0, 0, False)
+    call(recorder)
     assert recorder.traffic.of("w")[0].count == 3  # counters never shrink
 
 

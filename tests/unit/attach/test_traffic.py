@@ -13,10 +13,10 @@ from lockstitch.attach.traffic import BOUNDS, MOST_SERIES, OTHERS, Traffic, grow
 
 def test_counts_are_those_of_each_function_and_peer() -> None:
     traffic = Traffic()
-    traffic.note("w", "made", "f", "ps", 0.25, 100, 7, False)
-    traffic.note("w", "made", "f", "ps", 0.5, 100, 0, True)
-    traffic.note("w", "served", "f", "ps", 0.125, 1, 2, False)
-    traffic.note("other", "made", "f", "ps", 1.0, 1, 1, False)
+    traffic.series("w", "made", "f", "ps").add(0.25, 100, 7, False)
+    traffic.series("w", "made", "f", "ps").add(0.5, 100, 0, True)
+    traffic.series("w", "served", "f", "ps").add(0.125, 1, 2, False)
+    traffic.series("other", "made", "f", "ps").add(1.0, 1, 1, False)
     made, served = traffic.of("w")
     assert (made.role, made.function, made.peer) == ("made", "f", "ps")
     assert (made.count, made.failed, made.seconds) == (2, 1, 0.75)
@@ -31,7 +31,7 @@ def test_a_quantile_is_that_of_the_durations_to_within_a_bin(
 ) -> None:
     traffic = Traffic()
     for each in durations:
-        traffic.note("w", "made", "f", "ps", each, 0, 0, False)
+        traffic.series("w", "made", "f", "ps").add(each, 0, 0, False)
     found = quantile(traffic.of("w")[0].bins, share)
     exact = sorted(durations)[math.ceil(share * len(durations)) - 1]
     assert found is not None
@@ -45,9 +45,9 @@ def test_there_is_no_quantile_of_nothing_and_what_is_above_all_bounds_is_the_las
 
 def test_growth_is_what_came_since() -> None:
     traffic = Traffic()
-    traffic.note("w", "made", "f", "ps", 0.25, 100, 7, False)
+    traffic.series("w", "made", "f", "ps").add(0.25, 100, 7, False)
     (before,) = traffic.of("w")
-    traffic.note("w", "made", "f", "ps", 2.0, 50, 3, True)
+    traffic.series("w", "made", "f", "ps").add(2.0, 50, 3, True)
     (now,) = traffic.of("w")
     grown = growth(now, before)
     assert (grown.count, grown.failed, grown.seconds) == (1, 1, 2.0)
@@ -59,7 +59,7 @@ def test_growth_is_what_came_since() -> None:
 def test_functions_without_number_are_counted_together() -> None:
     traffic = Traffic()
     for number in range(MOST_SERIES + 10):
-        traffic.note("w", "made", f"f{number}", "ps", 0.25, 0, 0, False)
+        traffic.series("w", "made", f"f{number}", "ps").add(0.25, 0, 0, False)
     told = {each.function: each.count for each in traffic.of("w")}
     assert len(told) == MOST_SERIES + 1
     assert told[OTHERS] == 10

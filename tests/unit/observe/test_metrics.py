@@ -15,6 +15,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockstitch.attach.asking import Silence
+from lockstitch.attach.traffic import Traffic
 from lockstitch.attach.values import Counter, GroupReport, StepReport, WorkerReport
 from lockstitch.observe import looking, metrics
 from lockstitch.observe.grouping import JobNotFoundError
@@ -99,3 +100,35 @@ def test_of_a_job_that_has_ended_there_are_none(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(looking, "status", gone)
     assert list(metrics.JobCollector(None).collect()) == []
+
+
+def test_calls_are_histograms_by_function_and_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = Traffic()
+    for seconds in (1e-6, 0.0011, 0.0011, 0.3, 1000.0):
+        traffic.series("w", "made", "m:f", "ps").add(seconds, 100, 7, seconds > 500)
+    traffic.series("w", "served", "m:g", "ps").add(0.5, 1, 2, False)
+    worker = WorkerReport("ps", 0, traffic=traffic.of("w"))
+    whole = job(process(10, workers=(worker,), rank="0"))
+    monkeypatch.setattr(looking, "status", lambda _wanted, rate_seconds: whole)
+    samples = [
+        sample
+        for family in text_string_to_metric_families(metrics.metrics_text(None))
+        for sample in family.samples
+        if sample.labels.get("function") == "m:f"
+    ]
+    buckets = {each.labels["le"]: each.value for each in samples if "le" in each.labels}
+    assert buckets["1e-06"] == 1
+    assert buckets["0.001"] == 1
+    assert buckets["0.002"] == 3
+    assert buckets["0.5"] == 4
+    assert buckets["500.0"] == 4
+    assert buckets["+Inf"] == 5
+    assert len(buckets) == 3 * 9 + 1
+    plain = {each.name: each.value for each in samples if "le" not in each.labels}
+    assert plain == {
+        "lockstitch_rpc_call_seconds_count": 5,
+        "lockstitch_rpc_call_seconds_sum": pytest.approx(1000.302201),
+        "lockstitch_rpc_call_failures_total": 1,
+        "lockstitch_rpc_call_sent_bytes_total": 500,
+        "lockstitch_rpc_call_received_bytes_total": 35,
+    }

@@ -9,9 +9,18 @@ import pytest
 from rich.console import Console
 
 from lockstitch.attach.asking import Silence
+from lockstitch.attach.traffic import Traffic
 from lockstitch.attach.values import Counter, LaunchedWorker, StepReport, SystemReport, WorkerReport
+from lockstitch.observe.call_rates import calls
 from lockstitch.observe.grouping import Job
-from lockstitch.observe.tables import jobs_table, size, status_table
+from lockstitch.observe.tables import (
+    calls_table,
+    edges_table,
+    jobs_table,
+    milliseconds,
+    size,
+    status_table,
+)
 from tests.unit.attach.cards import SYSTEM, card, process
 from tests.unit.observe.jobs import idle, job, rank
 
@@ -71,3 +80,32 @@ def test_who_does_not_answer_has_ended_or_has_not_begun_is_marked() -> None:
 )  # fmt: skip
 def test_sizes(count: float, text: str) -> None:
     assert size(count) == text
+
+
+def called() -> WorkerReport:
+    traffic = Traffic()
+    for _ in range(5):
+        traffic.series("w", "made", "m:f", "ps").add(0.02, 1000, 500, True)
+    recent = traffic.of("w")
+    return WorkerReport("w", 0, traffic=recent, recent=recent, recent_seconds=0.5)
+
+
+def test_calls_by_function_and_by_pair_and_bytes_of_each_worker() -> None:
+    whole = job(process(10, workers=(called(),), rank="0"))
+    found = calls(whole)
+    assert shown(calls_table(found))[1] == "m:f 10 5 18 ms 20 ms 15 kB".split()
+    assert shown(edges_table(found))[1] == "w ps 10 10 kB 5 kB".split()
+    assert " ".join(shown(status_table(whole))[1]).endswith("10 kB 5 kB sleeps")
+
+
+def test_without_calls_there_is_no_table_of_them() -> None:
+    nothing = calls(job(idle(0)))
+    assert calls_table(nothing) is None
+    assert edges_table(nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.00012, "0.12 ms"), (0.0012, "1.2 ms"), (0.25, "250 ms")]
+)
+def test_milliseconds(seconds: float, text: str) -> None:
+    assert milliseconds(seconds) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -78,3 +79,15 @@ def test_an_error_is_reported_and_kept_and_the_others_are_told(announcer):
     assert heard == [event("a"), event("b")]
     assert [str(error) for error in announcer._worker.agent.reported] == ["'a'", "'b'"]
     assert str(announcer.error) == "'a'"
+
+
+def test_who_has_joined_or_left_is_logged(announcer, caplog) -> None:
+    with caplog.at_level(logging.INFO, "lockstitch"):
+        announcer.announce(event("b"))
+        announcer.announce(MembershipEvent("left", WorkerInfo("b", 0)))
+        announcer.announce(MembershipEvent("died", WorkerInfo("c", 1)))  # logged elsewhere
+    assert [each.getMessage() for each in caplog.records] == [
+        "worker 'b' has joined",
+        "worker 'b' has left",
+    ]
+    assert all(hasattr(each, "worker") for each in caplog.records)
