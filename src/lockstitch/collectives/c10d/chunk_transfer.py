@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _HEADER: Final = struct.Struct("<qIBII")
 _LOOK_SECONDS: Final = 0.5
+# The system asks a silent host for a sign of life once a second at most.
+_LEAST_SILENCE_SECONDS: Final = 2.0
 _MOST_AWAITED_BYTES: Final = 512 << 10
 
 
@@ -59,7 +61,10 @@ def transfer(  # noqa: PLR0913 - all that it works with
         ends = []
         for other, stream in streams.items():
             stack.callback(stream.unwatch)
-            ends.append(_End(other, stream, stream.watch(), exchange, name))
+            descriptor = stream.watch()
+            if descriptor < 0:
+                raise PeerFailedError(other, "the connection is closed")
+            ends.append(_End(other, stream, descriptor, exchange, name))
         waiting = _Waiting(ends, clock, timeout_seconds, silence_seconds)
         remaining = iter(chunks)
         while not exchange.is_over:
@@ -203,7 +208,7 @@ class _Waiting:
         self._since = self._since or now
         for end in waited_for.values():
             silent = end.stream.seconds_unacknowledged() if self._silence_seconds else 0.0
-            if silent > self._silence_seconds:
+            if silent > max(self._silence_seconds, _LEAST_SILENCE_SECONDS):
                 raise PeerFailedError(end.other, f"its host has been silent for {silent:.1f} s")
         if now - self._since >= self._timeout_seconds:
             first = next(iter(waited_for.values()))

@@ -166,6 +166,7 @@ class ProcessGroupOperations:
             self._peers.connect(reducing, self._connect_seconds)
 
     def close_set(self, process_set: ProcessSet) -> None:
+        self._exchanges.pop(process_set.id, None)
         group = self._groups.pop(process_set.id, None)
         if group is None:
             return

@@ -71,13 +71,9 @@ class PeerConnections:
         does not come, or cannot be reached, within so many seconds."""
         others = [rank for rank in ranks if rank != self._rank]
         deadline = self.clock.now() + seconds
-        with self._calling:
-            if self._entrance is None and not self._is_closed:
-                self._entrance = self._listen()
-            for other in others:
-                if other < self._rank and other not in self._streams:
-                    self._call(other, deadline)
-        self._await(others, deadline, seconds)
+        if not all(other in self._streams for other in others):
+            self._call_lower(others, deadline)
+            self._await(others, deadline, seconds)
         return {other: self._streams[other] for other in others}
 
     def abort(self) -> None:
@@ -105,6 +101,14 @@ class PeerConnections:
         entrance = _Entrance(self, listener, self._transport, self.clock)
         self._store.set(_key(self._rank), listener.address)
         return entrance
+
+    def _call_lower(self, others: list[int], deadline: float) -> None:
+        with self._calling:
+            if self._entrance is None and not self._is_closed:
+                self._entrance = self._listen()
+            for other in others:
+                if other < self._rank and other not in self._streams:
+                    self._call(other, deadline)
 
     def _call(self, other: int, deadline: float) -> None:
         def seconds_left() -> float:
@@ -161,7 +165,7 @@ class PeerConnections:
     def add(self, rank: int, stream: StreamConnection) -> None:
         """Takes in the connection to a rank."""
         with self._changed:
-            if self._is_closed:
+            if self._is_closed or rank in self._streams:
                 stream.close()
                 return
             if self._silence_seconds:

@@ -91,6 +91,15 @@ def test_rank_that_has_gone_is_named_by_its_position() -> None:
     end(streams)
 
 
+def test_connection_that_was_closed_before_is_told_also_to_who_only_waits() -> None:
+    streams = connected(3)
+    for stream in streams[0].values():
+        stream.close()
+    with pytest.raises(PeerFailedError, match="is closed"):  # of one number this rank has all
+        reduce_over(torch.ones(1), 0, streams[0])
+    end(streams)
+
+
 def test_rank_that_goes_in_the_middle_of_a_chunk_is_named() -> None:
     streams = connected(2)
     header = chunk_transfer._HEADER.pack(3, 0, PART, 0, 4 * 4096)
