@@ -246,15 +246,20 @@ class RpcGroup:
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
-            parts = self._running
-            if isinstance(event, _Joined):
-                self._note_joined(parts.members[event.number], event)
-            else:
-                for member in parts.members:
-                    if member.name == event.name and member.is_in:
-                        self._replace(member, RpcError(event.cause))
+            members = self._running.members
+            for member in members if isinstance(event, _Died) else [members[event.number]]:
+                try:
+                    self._take(member, event)
+                except Exception as error:  # noqa: BLE001 - of Ray, which may be gone itself
+                    self._give_up(member, error)
             with self._changed:
                 self._changed.notify_all()
+
+    def _take(self, member: _Member, event: _Joined | _Died) -> None:
+        if isinstance(event, _Joined):
+            self._note_joined(member, event)
+        elif member.name == event.name and member.is_in:
+            self._replace(member, RpcError(event.cause))
 
     def _note_joined(self, member: _Member, event: _Joined) -> None:
         if event.life != member.life:

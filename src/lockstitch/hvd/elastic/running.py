@@ -12,9 +12,11 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from lockstitch.errors import tells_of_lost_peer
 from lockstitch.hvd.basics import init, shutdown
 from lockstitch.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from lockstitch.launcher_link.process import JOB
+from lockstitch.rendezvous.reaching import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,11 +92,22 @@ def _run(
                 is_reset_needed = False
             state.sync()
             return func(state, *args, **kwargs)
-        except HorovodInternalError:
+        except HorovodInternalError as error:
             # Not where the ranks could not meet: there is nothing new to go back from.
             if not is_reset_needed:
+                _tell_of_no_replacement(error)
                 state.restore()
             is_reset_needed = True
         except HostsUpdatedInterrupt:
             # Whether there is somebody new, or somebody who had to go back, this rank cannot know.
             is_reset_needed = True
+
+
+def _tell_of_no_replacement(error: HorovodInternalError) -> None:
+    """Says at once what the ranks that are left may wait for in vain: no launcher has said that it
+    replaces ranks, but one that was only cut off comes back by itself."""
+    if tells_of_lost_peer(error) and JOB.client() is None:
+        say(
+            f"{error}. The ranks that are left wait until all have met again. This job was not "
+            "started by a launcher that replaces ranks, such as `lockstitch run --min-np 1 …`"
+        )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lockstitch import hvd
+from lockstitch.errors import RankLostError
 from lockstitch.hvd import elastic
 from lockstitch.launcher_link import Update
 from lockstitch.launcher_link.process import JOB
@@ -170,6 +171,23 @@ def test_ranks_that_cannot_meet_try_again_without_going_back_twice():
 
     assert elastic.run_fn(func, meet)(state) == "result"
     assert state.done == ["sync", "restore", "reset", "sync"]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_where_nobody_replaces_ranks_the_loss_of_one_is_told_at_once(is_lost, capsys):
+    state, told = Kept(), []
+
+    def func(state):
+        if not told:
+            raise RankLostError("rank 1 died") if is_lost else elastic.HorovodInternalError("other")
+        return "result"
+
+    def meet():
+        told.append(capsys.readouterr().err)
+
+    assert elastic.run_fn(func, meet)(state) == "result"
+    assert told[0].startswith("lockstitch: rank 1 died. The ranks that are left wait") == is_lost
+    assert ("--min-np" in told[0]) == is_lost
 
 
 @pytest.fixture
