@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 import lockstitch
 from lockstitch import __version__
-from lockstitch.attach.presence import PRESENCE
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.folders import Folder
@@ -144,7 +143,6 @@ class HostAgent(ProcessLoop):
             self.hold_output(True)
 
     def take_end(self, process: WorkerProcess) -> None:
-        PRESENCE.forget_child(process.pid)
         code = process.exit_code or 0
         is_killed = code == -signal.SIGKILL
         why = self._memory_kills.describe(process.pid) if is_killed else ""
