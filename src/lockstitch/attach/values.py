@@ -209,7 +209,8 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedWorker:
-    """A worker's process as its launcher knows it. `how` it has ended; empty while it runs."""
+    """A worker's process as its launcher knows it. `host`: where it runs, if that is elsewhere;
+    `pid`: its number there, 0 while that is not known; `how` it has ended, empty while it runs."""
 
     rank: int
     pid: int

@@ -128,8 +128,8 @@ class History:
 
 
 def _is_of(launched: LaunchedWorker, row: Row) -> bool:
-    """Whether a row is that of a worker of a launcher, which knows those of other hosts by the
-    number of the shell that has started them there."""
+    """Whether a row is that of a worker of a launcher, which knows the process that it has started:
+    the program may run in another."""
     return launched.pid == row.pid or (bool(launched.host) and str(launched.rank) == row.rank)
 
 

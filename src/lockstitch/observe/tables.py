@@ -150,6 +150,8 @@ def _unseen(job: Job) -> list[LaunchedWorker]:
 
 
 def _end_in_words(launched: LaunchedWorker) -> Text:
+    if launched.ended_at is None and launched.host:
+        return Text(f"runs on host {launched.host}: ask there")
     if launched.ended_at is None:
         return Text("cannot be asked: no Python of it has begun", style="yellow")
     ago = duration(max(0.0, time.time() - launched.ended_at))

@@ -49,8 +49,8 @@ def test_a_worker_that_ended_well_is_no_fault_and_one_of_another_host_is_found_b
 ):
     history = History()
     history.note(job(idle(0), idle(1)), 100.0)
-    ssh = LaunchedWorker(1, 777, "far", 1.0, 100.5, "exit code 0 on host far")
-    history.note(launched_by(ssh), 101.0)
+    far = LaunchedWorker(1, 777, "far", 1.0, 100.5, "exit code 0 on host far")
+    history.note(launched_by(far), 101.0)
     assert states(history) == {
         "worker0": ("ok", "sleeps"), "worker1": ("ended", "exit code 0 on host far"),
     }  # fmt: skip

@@ -62,6 +62,7 @@ def test_who_does_not_answer_has_ended_or_has_not_begun_is_marked() -> None:
         LaunchedWorker(0, 10, "", 1.0),
         LaunchedWorker(2, 13, "", 1.0, 2.0, "killed by SIGKILL"),
         LaunchedWorker(3, 14, "", 1.0),
+        LaunchedWorker(4, 4711, "beta", 1.0),
     )
     launcher = replace(process(5, kind="launcher"), launched=launched)
     whole = Job("train", 5, launcher, (idle(0),), silent)
@@ -69,6 +70,7 @@ def test_who_does_not_answer_has_ended_or_has_not_begun_is_marked() -> None:
     assert "rank 1 1 12 1 MB no answer; it is stopped by a signal" in text
     assert "worker 2 2 13 killed by SIGKILL, " in text
     assert "worker 3 3 14 cannot be asked: no Python of it has begun" in text
+    assert "worker 4 4 4711 runs on host beta: ask there" in text
     gone = (replace(silent[0], system=None),)
     assert shown(status_table(replace(whole, launcher=None, silent=gone)))[-1][-1] == "gone"
 
