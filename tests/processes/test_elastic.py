@@ -174,3 +174,23 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path):
     assert "its agent could not be started: exit code 255 on host far.invalid" in said
     assert said.count("no route") == 2  # at once, and in the end
     assert "try `ssh -o BatchMode=yes far.invalid true`" in said
+
+
+@pytest.mark.slow
+def test_workers_that_are_lost_with_their_agent_are_named_with_its_host(tmp_path):
+    shell = tmp_path / "shell.sh"
+    shell.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    shell.chmod(0o700)
+    text = (
+        "import os, signal\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "signal.pause()\n"
+    )
+    hosts = ("-H", "127.0.0.2:2,127.0.0.3:1", "--remote-shell", str(shell))
+    done = run(tmp_path / "program.py", text, "-np", "3", *hosts)
+    assert done.returncode == 1
+    lost = "its agent has ended: killed by SIGKILL on host 127.0.0.2"
+    assert f"worker 0 failed first: {lost}" in done.stderr
+    assert f"worker 1 failed too: {lost}" in done.stderr
+    assert "127.0.0.3" not in done.stderr
