@@ -107,10 +107,13 @@ def test_uneven_micro_batches_count_by_their_rows(cluster):
         torch.testing.assert_close(loss, loss_fn(modules[0](x), y).detach())
 
 
-def test_losses_that_leave_targets_out_are_weighted_by_what_is_counted(cluster):
+@pytest.mark.parametrize(
+    "reduction", [None, lambda part: float((part >= 0).sum())], ids=["known", "told"]
+)
+def test_losses_that_leave_targets_out_are_weighted_by_what_is_counted(cluster, reduction):
     modules, target = layers(3, 4), torch.tensor([0, -1, 2, -1, -1, 3, 1])
     loss_fn = nn.CrossEntropyLoss(ignore_index=-1)
-    pipeline = Pipeline(remote(modules), chunks=3, reduction=lambda part: float((part >= 0).sum()))
+    pipeline = Pipeline(remote(modules), chunks=3, reduction=reduction)
     (x,) = batch_of(7, 3)
     with autograd.context() as context_id:
         loss = pipeline.step(context_id, x, target, loss_fn)
