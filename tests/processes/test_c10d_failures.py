@@ -90,7 +90,8 @@ def test_who_receives_between_hosts_is_told_who_died() -> None:
     for rank, source in ((0, 1), (2, 0)):
         text, seconds = told[rank]
         assert text.startswith("rank 1 died, or its connection broke"), text
-        assert f"(rank {rank} was in recv from rank {source}, tag 0, in group '0'" in text
+        what = f"recv {rank}<-{source} of float32 (2,), message 1 of group '0'"
+        assert f"(rank {rank} was in {what}" in text
         assert seconds < 30
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
+    from torch import distributed
 
     from lockstitch.collectives import Handle, Session
 
@@ -27,6 +28,8 @@ _SIZE: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DEFAULT_SIZE: Final = 2000
 _MOST_LOGGED: Final = 8
 _FUTURES: Final = 1024
+NO_KEY: Final = (-1, "")
+"""Of what is not an operation of a session."""
 _log = ProcessLog(__name__)
 
 
@@ -75,7 +78,7 @@ class Entry:
     dtypes: Sequence[torch.dtype]
     results: Sequence[torch.Size]
     key: tuple[int, str]
-    """Under which the session has it."""
+    """Under which the session has it, or `NO_KEY`."""
     submitted_at: float
     """By the monotonic clock, in seconds."""
     limit_seconds: float
@@ -86,9 +89,16 @@ class Entry:
     """The callback of a future that has submitted it (`futures`), among whose operations it has its
     place; empty: the program."""
 
+    work: weakref.ref[distributed.Work] | None = None
+    """For what is done by another library than the session: its work, which is over when nobody
+    has it any more."""
+
     @property
     def is_under_way(self) -> bool:
         """Whether it is not done."""
+        if self.work is not None:
+            work = self.work()
+            return work is not None and not work.is_completed()
         return self.group.is_under_way(self.key, self.submitted_at)
 
     @property

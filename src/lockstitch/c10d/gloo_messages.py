@@ -7,20 +7,26 @@ and raises why.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
+from lockstitch.c10d.outputs import Outputs, flat_input
 from lockstitch.c10d.works import NO_TIMEOUT
+from lockstitch.collectives.mappings import check_outputs
 from lockstitch.errors import CollectiveError, RankLostError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     import torch
     from torch.distributed.distributed_c10d import Store
 
+    from lockstitch.c10d.flight_recorder import Entry
     from lockstitch.c10d.membership import Membership
 
 # The connection to a rank that died may break before the news of its death are here.
@@ -33,25 +39,48 @@ class GlooMessages:
 
     def __init__(self, group: Membership, store: Store, timeout: timedelta) -> None:
         self._group = group
-        rank, size = group.session.rank, group.session.size
+        self._rank = group.session.rank
         prefixed = PrefixStore("messages", store)
-        self._gloo: Any = distributed.ProcessGroupGloo(prefixed, rank, size, timeout)
+        self._gloo: Any = distributed.ProcessGroupGloo(
+            prefixed, self._rank, group.session.size, timeout
+        )
         group.session.observers.ended = self._end
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> GlooWork:
-        """Begins to send."""
-        work = self._gloo.send([tensor], to, tag)
-        return GlooWork(self._group, work, tensor, f"send to {self._called(to)}, tag {tag}")
+        """Begins to send; the tensor must not change before the work is done."""
+        mine = flat_input(tensor)
+        entry = self._group.recorded_message(f"send {self._rank}->{to}", mine)
+        return self._begun(entry, lambda: self._gloo.send([mine], to, tag), tensor, Outputs())
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> GlooWork:
-        """Begins to receive."""
-        work = self._gloo.recv([tensor], source, tag)
-        return GlooWork(self._group, work, tensor, f"recv from {self._called(source)}, tag {tag}")
+        """Begins to receive into the tensor, of as many elements as are sent."""
+        into, outputs = self._into(tensor)
+        entry = self._group.recorded_message(f"recv {self._rank}<-{source}", into)
+        return self._begun(entry, lambda: self._gloo.recv([into], source, tag), tensor, outputs)
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> GlooWork:
         """Begins to receive from whoever sends first."""
-        work = self._gloo.recv_anysource([tensor], tag)
-        return GlooWork(self._group, work, tensor, f"recv from any rank, tag {tag}")
+        into, outputs = self._into(tensor)
+        entry = self._group.recorded_message(f"recv {self._rank}<-any", into)
+        return self._begun(entry, lambda: self._gloo.recv_anysource([into], tag), tensor, outputs)
+
+    def _into(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Outputs]:
+        """Where Gloo may write what is wanted in a tensor."""
+        outputs = Outputs()
+        into = outputs.flat(tensor)
+        check_outputs("this receive", [into])
+        return into, outputs
+
+    def _begun(
+        self, entry: Entry, begin: Callable[[], Any], tensor: torch.Tensor, outputs: Outputs
+    ) -> GlooWork:
+        try:
+            work = GlooWork(self._group, begin(), entry, tensor, outputs)
+        except BaseException:
+            entry.has_failed = True
+            raise
+        entry.work = weakref.ref(work)
+        return work
 
     def close(self) -> None:
         """Ends what waits for other ranks."""
@@ -61,25 +90,34 @@ class GlooMessages:
         if not (isinstance(error, RankLostError) and error.is_farewell):
             self._gloo.abort()
 
-    def _called(self, rank: int) -> str:
-        return self._group.session.names.one(rank)
-
 
 class GlooWork(distributed.Work):
     """A message of Gloo under way, which tells more of what goes wrong."""
 
-    def __init__(self, group: Membership, work: Any, tensor: torch.Tensor, what: str) -> None:
+    def __init__(
+        self,
+        group: Membership,
+        work: Any,
+        entry: Entry,
+        tensor: torch.Tensor,
+        outputs: Outputs,
+    ) -> None:
         super().__init__()
         self._group = group
         self._work = work
+        self._entry = entry
         self._tensor = tensor
-        self._what = f"{what}, in {group.label}"
+        self._outputs = outputs
+        self._finishing = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Work · {self._entry} · {self._entry.state}>"
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Returns True when the message is there, or has been received. Raises why the group has
         ended, if it has, or what Gloo says."""
         try:
-            return bool(self._work.wait(timeout) if timeout > NO_TIMEOUT else self._work.wait())
+            is_there = self._work.wait(timeout) if timeout > NO_TIMEOUT else self._work.wait()
         except RuntimeError as error:
             try:
                 self._group.session.check()
@@ -87,8 +125,14 @@ class GlooWork(distributed.Work):
                 while timeout <= NO_TIMEOUT and self._group.session.clock.now() < end:
                     self._group.session.rest(_LOOK_SECONDS)
             except CollectiveError as reason:
-                raise self._group.explained(reason, self._what) from error
+                raise self._group.explained(reason, self._entry) from error
+            self._entry.has_failed = True
             raise
+        if self._outputs.are_copied:
+            with self._finishing:  # as in `SessionWork.finish`
+                if self._outputs.are_copied:
+                    self._outputs.copy_back()
+        return bool(is_there)
 
     def is_completed(self) -> bool:
         """Returns whether it is done, or has failed; never waits."""

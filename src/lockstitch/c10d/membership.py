@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.attach.logs import ProcessLog
-from lockstitch.c10d.flight_recorder import RECORDER, Entry
+from lockstitch.c10d.flight_recorder import NO_KEY, RECORDER, Entry
 from lockstitch.c10d.trace import tell_failure
 from lockstitch.errors import CollectiveError, RankLostError, StalledError
 
@@ -83,6 +83,17 @@ class Membership:
             limit_seconds,
             callback=callback,
         )
+        if RECORDER.is_on:
+            RECORDER.record(entry)
+        return entry
+
+    def recorded_message(self, name: str, tensor: torch.Tensor) -> Entry:
+        """Notes a message that another library than the session brings. The caller sets its `work`
+        as soon as there is one."""
+        self._messages += 1
+        shapes, dtypes = [tensor.shape], [tensor.dtype]
+        now = self.session.clock.now()
+        entry = Entry(self.label, self._messages, name, True, shapes, dtypes, (), NO_KEY, now, 0.0)
         if RECORDER.is_on:
             RECORDER.record(entry)
         return entry

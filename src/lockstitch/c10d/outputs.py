@@ -44,7 +44,7 @@ class Outputs:
         return [self.flat(each) for each in wanted]
 
     @in_plain_modes
-    def copy_back(self, _handle: Handle[Any]) -> None:
+    def copy_back(self, _handle: Handle[Any] | None = None) -> None:
         """The operation is done: copies what the program wants elsewhere; once. Not for several
         threads at a time."""
         for target, vector in self._copies:

@@ -65,8 +65,9 @@ class SparseOutputs(Outputs):
         return not self._is_written
 
     @in_plain_modes
-    def copy_back(self, handle: Handle[Any]) -> None:
+    def copy_back(self, handle: Handle[Any] | None = None) -> None:
         """Adds up what was gathered. Raises `MismatchError` for tensors of different shapes."""
+        assert handle is not None
         indices, values, shapes = handle.result()
         _check_shapes(shapes, self._names)
         counts = list(handle.rows[0])

@@ -66,6 +66,7 @@ def trace_of(recorder: FlightRecorder) -> dict[str, Any]:
 
 def _traced(entry: Entry, record: int, group: int, since_epoch: float) -> dict[str, Any]:
     name, _, between = entry.name.partition(" ")
+    between = between.replace("any", "-1")  # torch's tools read numbers only
     is_under_way = entry.is_under_way
     is_done = not is_under_way and not entry.has_failed
     results = entry.results or entry.shapes

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 from torch.distributed import HashStore
 
-from lockstitch.c10d.flight_recorder import GroupLabel
+from lockstitch.c10d.flight_recorder import RECORDER, GroupLabel
 from lockstitch.c10d.process_group import ProcessGroup
 from lockstitch.errors import CollectiveError, MismatchError, StalledError
 from tests.cluster.collectives.ranks import BACKENDS, Ranks, in_threads, sample
@@ -437,6 +437,26 @@ def test_receive_from_any_rank_tells_who_has_sent(groups: Groups) -> None:
         return found
 
     assert groups.run(work)[0] == {(1, 1.0), (2, 2.0)}
+
+
+def test_messages_of_any_layout_are_noted_in_the_flight_recorder(groups: Groups) -> None:
+    RECORDER.clear()
+
+    def work(group: Any, rank: int) -> list[list[float]]:
+        if rank == 0:
+            given = torch.arange(6.0).view(2, 3).t().requires_grad_()
+            group.send([given], 1, 3).wait()
+        elif rank == 1:
+            group.recv([wanted := torch.zeros(3, 4)[:, ::2]], 0, 3).wait()
+            with pytest.raises(ValueError, match="the same memory for several elements"):
+                group.recv([torch.zeros(1).expand(6)], 0, 3)
+            return wanted.tolist()
+        return []
+
+    assert groups.run(work)[1] == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    messages = [each for each in RECORDER.entries() if each.is_message]
+    assert sorted(each.name for each in messages) == ["recv 1<-0", "send 0->1"]
+    assert {each.state for each in messages} == {"done"}
 
 
 # ---------------------------------------------------------------- the end
