@@ -257,7 +257,7 @@ def _group_of_one(ask: Callable[[], object], noted: Callable[[str, Any], object]
         return [torch.device("cpu")]
 
     names = [each for pair in _SINGLE.values() for each in pair]
-    methods = {name: asked(name) for name in (*names, "broadcast")}
+    methods = {name: asked(name) for name in (*names, "broadcast", "_get_backend")}
     methods |= {"_device_types": property(devices)}
     methods |= {name: lambda *_: "" for name in _TEXTS}
     base: Any = distributed.ProcessGroup
@@ -319,6 +319,23 @@ def _is_asked_for_devices(thing: object) -> bool:
     return "_device_types" in asked and _is_of_groups("_device_types", thing)
 
 
+def _asks_for_a_backend(set_timeout: Any) -> bool:
+    """Whether that asks a group for what reduces on the CPU."""
+    asked: list[str] = []
+
+    def ask() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it knows timeouts of torch's own backends only
+            set_timeout(timedelta(seconds=7))
+
+    _group_of_one(ask, lambda name, _: asked.append(name))
+    return "_get_backend" in asked or not distributed.is_gloo_available()
+
+
+def _is_asked_for_a_backend(thing: object) -> bool:
+    return _is_of_groups("_get_backend", thing) and _asks_for_a_backend(_set_timeout_of_group)
+
+
 def _tells_of_a_group(kind: Any) -> bool:
     """Whether who makes a group is told who is in it, and where they meet."""
     told: list[Any] = []
@@ -345,6 +362,18 @@ _python_groups.take(
     "torch.distributed.ProcessGroup._device_types",
     "be asked on which devices objects may be sent",
     _is_asked_for_devices,
+    cost=Cost.SLOW,
+)
+_set_timeout_of_group: Any = _python_groups.take(
+    "torch.distributed.distributed_c10d._set_pg_timeout",
+    "ask a group for what reduces on the CPU",
+    _asks_for_a_backend,
+    cost=Cost.SLOW,
+)
+_python_groups.take(
+    "torch.distributed.ProcessGroup._get_backend",
+    "be asked for what reduces on a device",
+    _is_asked_for_a_backend,
     cost=Cost.SLOW,
 )
 _python_groups.take(
