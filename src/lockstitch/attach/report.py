@@ -23,7 +23,7 @@ from lockstitch.attach.values import GroupReport, ProcessReport, Question, Worke
 from lockstitch.link.codec import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lockstitch.attach.sources import Sources
     from lockstitch.attach.values import CallTraffic, Card, Recording, SystemReport, ThreadReport
@@ -132,7 +132,7 @@ class _Growth:
         ends_at = time.monotonic() + question.seconds
         self._system = look_at(os.getpid())
         self._before: dict[tuple[object, str], float] = {}
-        self._traffic: dict[tuple[object, ...], CallTraffic] = {}
+        self._traffic: dict[object, dict[tuple[str, ...], CallTraffic]] = {}
         gaps: list[str] = []
         for worker in _from_all(sources.workers, only_counters, ends_at, gaps):
             self._keep(worker)
@@ -145,8 +145,8 @@ class _Growth:
         key = _key_of(part)
         self._before |= {(key, each.name): each.value for each in part.counters}
         if isinstance(part, WorkerReport):
-            self._traffic |= {
-                (key, each.role, each.function, each.peer): each for each in part.traffic
+            self._traffic[key] = {
+                (each.role, each.function, each.peer): each for each in part.traffic
             }
 
     def of(self, part: R) -> R:
@@ -160,18 +160,10 @@ class _Growth:
             for each in part.counters
         )
         if isinstance(part, WorkerReport):
-            return replace(
-                part, counters=counters, recent=self._recent(part), recent_seconds=seconds
-            )
+            known = self._traffic.get(_key_of(part))
+            recent, over = ((), 0.0) if known is None else (_recent(part, known), seconds)
+            return replace(part, counters=counters, recent=recent, recent_seconds=over)
         return replace(part, counters=counters)
-
-    def _recent(self, part: WorkerReport) -> tuple[CallTraffic, ...]:
-        key = _key_of(part)
-        grown = (
-            traffic_growth(each, self._traffic.get((key, each.role, each.function, each.peer)))
-            for each in part.traffic
-        )
-        return tuple(each for each in grown if each.count)
 
     def of_system(self, now: SystemReport | None) -> SystemReport | None:
         """The same of what the system tells."""
@@ -179,6 +171,17 @@ class _Growth:
             return now
         seconds = max(time.monotonic() - self._began_at, 1e-3)
         return replace(now, cpu_share=(now.cpu_seconds - self._system.cpu_seconds) / seconds)
+
+
+def _recent(
+    part: WorkerReport, known: Mapping[tuple[str, ...], CallTraffic]
+) -> tuple[CallTraffic, ...]:
+    """The calls that have ended since they were counted before."""
+    grown = (
+        traffic_growth(each, known.get((each.role, each.function, each.peer)))
+        for each in part.traffic
+    )
+    return tuple(each for each in grown if each.count)
 
 
 def _key_of(part: WorkerReport | GroupReport) -> object:

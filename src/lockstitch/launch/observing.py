@@ -281,7 +281,7 @@ def _in_words(recorded: tracing.Trace, path: Path) -> str:
         f"{len(recorded.flows)} flows"
     )
     if recorded.cut:
-        words += f" ({recorded.cut} ends without their other end, at the edges)"
+        words += f" ({recorded.cut} ends of others, cut by the edges or dropped)"
     if recorded.dropped:
         words += f"; {recorded.dropped} earlier spans were dropped (--most-spans)"
     return words

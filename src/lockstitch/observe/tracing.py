@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lockstitch.observe.grouping import Job
 
-_ANSWER_SECONDS: Final = 8.0
+_ANSWER_SECONDS: Final = 20.0
 """So long a process may take to tell what it has recorded."""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lockstitch.attach.report import REPORTS, make_report
 from lockstitch.attach.sources import Sources
 from lockstitch.attach.values import (
+    CallTraffic,
     Counter,
     GroupReport,
     LaunchedWorker,
@@ -87,3 +88,31 @@ def test_counters_tell_how_fast_they_grow_where_that_is_asked() -> None:
     assert number.per_second is None
     assert report.system is not None
     assert report.system.cpu_share is not None
+
+
+def counted(count: int) -> CallTraffic:
+    return CallTraffic("made", "m:f", "ps", count, 0, count * 0.5, 10 * count, 0, (count,))
+
+
+def test_calls_that_ended_meanwhile_are_told_apart() -> None:
+    sources, values = Sources(), itertools.count(4, 3)
+    sources.workers.append(
+        lambda _question: [WorkerReport("w", 1, traffic=(counted(next(values)),))]
+    )
+    (worker,) = make_report(CARD, sources, Question(counters=True, rate_seconds=0.01)).workers
+    assert worker.traffic == (counted(7),)
+    assert worker.recent == (counted(3),)
+    assert worker.recent_seconds >= 0.01
+
+
+def test_without_an_earlier_count_no_calls_count_as_recent() -> None:
+    sources, looks = Sources(), itertools.count()
+
+    def tell(_question: Question) -> Sequence[WorkerReport]:
+        if next(looks) == 0:
+            raise KeyError("it did not tell the first time")
+        return [WorkerReport("w", 1, traffic=(counted(7),))]
+
+    sources.workers.append(tell)
+    (worker,) = make_report(CARD, sources, Question(counters=True, rate_seconds=0.01)).workers
+    assert (worker.recent, worker.recent_seconds) == ((), 0.0)
