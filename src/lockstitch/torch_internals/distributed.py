@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -319,21 +319,21 @@ def _is_asked_for_devices(thing: object) -> bool:
     return "_device_types" in asked and _is_of_groups("_device_types", thing)
 
 
-def _asks_for_a_backend(set_timeout: Any) -> bool:
-    """Whether that asks a group for what reduces on the CPU."""
+def _asks_for_a_backend(estimate: Any) -> bool:
+    """Whether that asks a group for what reduces on a device."""
     asked: list[str] = []
 
     def ask() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it knows timeouts of torch's own backends only
-            set_timeout(timedelta(seconds=7))
+        # What it is given in `_group_of_one` knows nothing of times.
+        with suppress(AttributeError), estimate(device=torch.device("cpu")):
+            pass
 
     _group_of_one(ask, lambda name, _: asked.append(name))
-    return "_get_backend" in asked or not distributed.is_gloo_available()
+    return "_get_backend" in asked
 
 
 def _is_asked_for_a_backend(thing: object) -> bool:
-    return _is_of_groups("_get_backend", thing) and _asks_for_a_backend(_set_timeout_of_group)
+    return _is_of_groups("_get_backend", thing) and _asks_for_a_backend(_time_estimator)
 
 
 def _tells_of_a_group(kind: Any) -> bool:
@@ -364,9 +364,9 @@ _python_groups.take(
     _is_asked_for_devices,
     cost=Cost.SLOW,
 )
-_set_timeout_of_group: Any = _python_groups.take(
-    "torch.distributed.distributed_c10d._set_pg_timeout",
-    "ask a group for what reduces on the CPU",
+_time_estimator: Any = _python_groups.take(
+    "torch.distributed.distributed_c10d._time_estimator",
+    "ask a group for what reduces on a device",
     _asks_for_a_backend,
     cost=Cost.SLOW,
 )
