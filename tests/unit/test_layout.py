@@ -19,6 +19,7 @@ TESTS = [ROOT / "tests" / "unit", ROOT / "tests" / "cluster"]
 EXCEPTIONS = {
     "__main__.py": "two lines; run by tests/processes/test_run_command.py",
     "attach/values.py": "declarations; all tests of lockstitch.observe use them",
+    "attach/outlines.py": "run by tests/unit/observe/test_grouping.py",
     "dashboard/values.py": "declarations; tests/unit/dashboard/test_history.py uses them",
     "launch/job.py": "owns processes; run by tests/processes/test_run_command.py",
     "launch/first/sitecustomize.py": "runs in workers; tests/processes/test_run_command.py",

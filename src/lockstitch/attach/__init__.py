@@ -13,6 +13,8 @@
     ranges.py     ranges of `torch.profiler.record_function`, for the recording
     report.py     the answer: what the sources tell, within a given time
     asking.py     the other end: finds the processes of this user and asks all of them at once
+    outlines.py   which processes belong to one job
+    far.py        asks those of other hosts, by way of a gateway (`rendezvous.gateway`)
     system.py     what the system tells of a process, also of one that does not answer
 
 Nothing here needs torch: whoever looks at a job need not wait for it to be imported. What is made

@@ -18,6 +18,7 @@ from lockstitch.attach import system
 from lockstitch.attach.endpoint import QUESTIONS
 from lockstitch.attach.folder import Entry, entries, folder_of
 from lockstitch.attach.report import REPORTS
+from lockstitch.attach.values import Silence
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.link.sockets import peer_credentials
 
@@ -25,23 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from lockstitch.attach.values import Card, ProcessReport, Question, SystemReport
+    from lockstitch.attach.values import Card, ProcessReport, Question
 
 _ROOT: Final = 0
 _AT_ONCE: Final = 512
 """So many are asked at a time; each takes a descriptor."""
 _PAUSE_SECONDS: Final = 0.01
+_BEGIN_SECONDS: Final = 60.0
+"""So long it may take a process at most from its first file to its socket."""
 GRACE_SECONDS: Final = 0.7
 """So much longer than the question gives may an answer take: a busy process gets its turn late."""
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """A process that was found and did not answer, and why. `system`: None where it is gone."""
-
-    card: Card
-    why: str
-    system: SystemReport | None
 
 
 @dataclass(slots=True)
@@ -50,6 +44,8 @@ class Answers:
 
     reports: list[ProcessReport] = field(default_factory=list)
     silent: list[Silence] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+    """Why nothing is known of other hosts, a sentence for each."""
 
     def cards(self) -> list[Card]:
         """The cards of all of them."""
@@ -69,7 +65,17 @@ def all_entries() -> list[Entry]:
         found = list(entries(own_folder()))
     except FileNotFoundError:
         return []
-    return [entry for entry in found if system.born(entry.pid) == entry.born or _listens(entry)]
+    return [entry for entry in found if _is_there(entry)]
+
+
+def _is_there(entry: Entry) -> bool:
+    is_known = system.born(entry.pid) == entry.born
+    if entry.is_there():
+        return is_known or _listens(entry)
+    # It is about to begin, perhaps in another container, or has ended in the middle of that.
+    if not is_known and entry.age_seconds() > _BEGIN_SECONDS:
+        entry.remove()
+    return False
 
 
 def _listens(entry: Entry) -> bool:
@@ -214,4 +220,4 @@ class _Round:
         if card is not None:
             is_here = system.born(entry.pid) == entry.born
             told = system.look_at(entry.pid) if is_here else None
-            self._answers.silent.append(Silence(card, why, told))
+            self._answers.silent.append(Silence(card, why, told, socket.gethostname()))

@@ -46,8 +46,9 @@ class Endpoint:
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._listener.bind(str(entry.address))
+            self._listener.bind(str(entry.fresh_address))
             self._listener.listen(_WAITING)
+            entry.fresh_address.replace(entry.address)
         except BaseException:
             self._listener.close()
             raise

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import stat
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,8 +29,25 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "LOCKSTITCH_RUNTIME_DIR"
 _SOCKET: Final = ".socket"
+_FRESH: Final = ".fresh"
+"""Where a socket or a file is made that is then put in its place."""
 _CARD: Final = ".card"
+_NEW: Final = ".new"
+_ELSEWHERE: Final = ".elsewhere"
 CARDS: Final = Codec(Card, complaint="this is no card of a process", by_name=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Where the workers of a job can be asked that run on other hosts (`host:port` each), and the
+    secret that this takes, which is derived from the job's and good for nothing else."""
+
+    addresses: tuple[str, ...]
+    secret: str
+
+
+_NAME: Final = re.compile(r"(\d+)-(\d+)\.[a-z]+", re.ASCII)
+_ELSEWHERES: Final = Codec(Elsewhere, complaint="this tells of no other hosts", by_name=True)
 
 
 def folder_of(environment: Mapping[str, str], user: int) -> Path:
@@ -78,12 +98,27 @@ class Entry:
         return self.folder / f"{self.pid}-{self.born}{_SOCKET}"
 
     @property
+    def fresh_address(self) -> Path:
+        """Where its socket is made, before it listens: who connects too early is refused, and takes
+        the process for gone."""
+        return self.address.with_suffix(_FRESH)
+
+    @property
     def _card(self) -> Path:
-        return self.folder / f"{self.pid}-{self.born}{_CARD}"
+        return self.address.with_suffix(_CARD)
+
+    def is_there(self) -> bool:
+        """Returns whether it has a socket."""
+        return self.address.exists()
+
+    def age_seconds(self) -> float:
+        """Returns how long ago its latest file was written."""
+        times = [path.stat().st_mtime for path in self._files() if path.exists()]
+        return time.time() - max(times, default=time.time())
 
     def write_card(self, card: Card) -> None:
         """Writes or replaces the card. Raises `OSError`."""
-        fresh = self._card.with_suffix(".new")
+        fresh = self._card.with_suffix(_NEW)
         fresh.write_bytes(CARDS.encode(card))
         fresh.replace(self._card)
 
@@ -94,11 +129,34 @@ class Entry:
         except (OSError, RemoteProtocolError):
             return None
 
+    def write_elsewhere(self, elsewhere: Elsewhere) -> None:
+        """Writes or replaces what is known of other hosts, for this user alone. Raises
+        `OSError`."""
+        path = self._card.with_suffix(_ELSEWHERE)
+        fresh = path.with_suffix(_NEW)
+        with contextlib.suppress(FileNotFoundError):
+            fresh.unlink()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
+            file.write(_ELSEWHERES.encode(elsewhere))
+        fresh.replace(path)
+
+    def read_elsewhere(self) -> Elsewhere | None:
+        """Returns what is known of other hosts; None where nothing is."""
+        try:
+            return _ELSEWHERES.decode(self._card.with_suffix(_ELSEWHERE).read_bytes())
+        except (OSError, RemoteProtocolError):
+            return None
+
     def remove(self) -> None:
         """Removes what is there; harmless when repeated."""
-        for path in (self.address, self._card, self._card.with_suffix(".new")):
+        for path in self._files():
             with contextlib.suppress(OSError):
                 path.unlink()
+
+    def _files(self) -> list[Path]:
+        suffixes = (_SOCKET, _FRESH, _CARD, _NEW, _ELSEWHERE)
+        return [self.address.with_suffix(each) for each in suffixes]
 
     def connect(self) -> socket.socket | None:
         """Connects to its socket, without waiting; None where nobody listens there, in which case
@@ -118,11 +176,9 @@ class Entry:
 
 
 def entries(folder: Path) -> Iterator[Entry]:
-    """Yields the entries of a folder by number; raises what `check_folder` raises."""
+    """Yields the entries of a folder by number, also such without a socket; raises what
+    `check_folder` raises."""
     check_folder(folder)
-    names = [name for name in os.listdir(folder) if name.endswith(_SOCKET)]
-    found = [name.removesuffix(_SOCKET).partition("-") for name in names]
-    numbers = [
-        (int(pid), int(birth)) for pid, _, birth in found if pid.isdecimal() and birth.isdecimal()
-    ]
+    found = (_NAME.fullmatch(name) for name in os.listdir(folder))
+    numbers = {(int(each[1]), int(each[2])) for each in found if each is not None}
     yield from (Entry(folder, pid, birth) for pid, birth in sorted(numbers))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from lockstitch import __version__
 from lockstitch.attach import system
 from lockstitch.attach.endpoint import Endpoint
-from lockstitch.attach.folder import Entry, folder_of, make_folder
+from lockstitch.attach.folder import Entry, entries, folder_of, make_folder
 from lockstitch.attach.report import REPORTS, make_report
 from lockstitch.attach.sources import SOURCES
 from lockstitch.attach.values import Card
@@ -33,6 +33,7 @@ from lockstitch.forks import abandon_in_child
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from lockstitch.attach.folder import Elsewhere
     from lockstitch.attach.sources import Sources
     from lockstitch.attach.values import Question
 
@@ -57,6 +58,7 @@ class Presence:
         self._endpoint: Endpoint | None = None
         self._kind: Literal["worker", "launcher"] = "worker"
         self._has_failed = False
+        self._gateway = ""
         self._is_registered = False
         abandon_in_child(self)
 
@@ -96,15 +98,16 @@ class Presence:
         self.show()
 
     def forget_child(self, pid: int) -> None:
-        """Removes what a child of this process has left, which has ended."""
-        folder = folder_of(os.environ, os.geteuid())
-        for path in folder.glob(f"{pid}-*"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        """Removes what a child of this process has left, which has ended. Its number may have been
+        given out again since."""
+        with contextlib.suppress(OSError):
+            for entry in entries(folder_of(os.environ, os.geteuid())):
+                if entry.pid == pid and system.born(pid) != entry.born:
+                    entry.remove()
 
     def show_launcher(self) -> Endpoint | None:
         """The same for a launcher, which answers in its own loop (`Endpoint.take`); None where
-        there can be no endpoint."""
+        there can be no endpoint, or a thread of this process answers already."""
         return self._open("launcher")
 
     def meet_at(self, key: str) -> None:
@@ -137,44 +140,66 @@ class Presence:
             names=self._sources.all_names(),
             keys=(*keys_of(os.environ), *self._meetings),
             started_at=system.started_at(pid),
+            gateway=self._gateway,
         )
+
+    def tell_elsewhere(self, gateway: str, elsewhere: Elsewhere) -> None:
+        """Lets commands of this user know where the job's workers of other hosts can be asked, and
+        where this process answers those of other hosts."""
+        with self._lock:
+            entry, self._gateway = self._entry, gateway
+            if entry is not None:
+                self._write(entry)
+                try:
+                    entry.write_elsewhere(elsewhere)
+                except OSError as error:
+                    _log.info("commands on this host do not see other hosts: %s", error)
 
     def close(self) -> None:
         """Others find this process no more; harmless when repeated."""
-        endpoint, self._endpoint, self._entry = self._endpoint, None, None
-        if endpoint is not None:
-            endpoint.close()
+        with self._lock:  # who writes a card now is done before that is removed
+            endpoint, self._endpoint, self._entry = self._endpoint, None, None
+            if endpoint is not None:
+                endpoint.close()
 
     def abandon(self) -> None:
         """A forked child begins unseen; where its parent has met others it has, too."""
         self._lock = threading.Lock()
         self._endpoint = self._entry = None
+        self._gateway = ""
 
     # ------------------------------------------------------------ inside
 
     def _open(self, kind: Literal["worker", "launcher"]) -> Endpoint | None:
+        """Opens the endpoint, whose questions the caller has answered; None where it is open."""
         with self._lock:
             is_wanted = os.environ.get(ATTACH_VARIABLE, "1") != "0"
             if self._endpoint is not None or self._has_failed or not is_wanted:
-                return self._endpoint
+                return None
             self._kind = kind
-            pid = os.getpid()
+            folder, pid = folder_of(os.environ, os.geteuid()), os.getpid()
+            entry = Entry(folder, pid, system.born(pid) or 0)
             try:
-                folder = folder_of(os.environ, os.geteuid())
                 make_folder(folder)
-                entry = Entry(folder, pid, system.born(pid) or 0)
                 entry.remove()  # of one with this number, on a system that tells no births
-                endpoint = Endpoint(entry, self._answer)
+                self._write(entry)  # before it is found by its socket
+                endpoint = self._endpoint_at(entry)
             except OSError as error:
                 self._has_failed = True
                 _log.info("commands such as `lockstitch status` do not see this process: %s", error)
                 return None
             self._entry, self._endpoint = entry, endpoint
-            self._write(entry)
         if not self._is_registered:
             self._is_registered = True
             atexit.register(self.close)
         return endpoint
+
+    def _endpoint_at(self, entry: Entry) -> Endpoint:
+        try:
+            return Endpoint(entry, self._answer)
+        except OSError:
+            entry.remove()
+            raise
 
     def _write(self, entry: Entry) -> None:
         try:

@@ -238,6 +238,9 @@ class Card:
     names: tuple[str, ...]
     keys: tuple[str, ...]
     started_at: float
+    gateway: str = ""
+    """Where those who have the job's secret can ask about it (`--address`), if this process listens
+    for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +256,16 @@ class SystemReport:
     waits_in: str = ""
     cpu_share: float | None = None
     """Of one core, while the question was answered, where that was asked for: 1.0 is all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A process that was found and did not answer, and why. `system`: None where it is gone."""
+
+    card: Card
+    why: str
+    system: SystemReport | None
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +303,23 @@ class Question:
     """For so long it is to record spans; 0: not at all."""
     most_spans: int = 0
     """So many of them it is to keep, the latest; 0: as many as it likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FarQuestion:
+    """What a gateway is asked. `is_whole`: it is to ask those of the job's other hosts, too."""
+
+    question: Question
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FarAnswer:
+    """What the processes of a job have told a gateway (`asking.Answers`)."""
+
+    reports: tuple[ProcessReport, ...]
+    silent: tuple[Silence, ...]
+    unreached: tuple[str, ...] = ()
 
 
 def in_words(wait: CollectiveWait) -> str:

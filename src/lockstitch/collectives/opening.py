@@ -216,7 +216,18 @@ class _Opening:
             store = sealed_by(self._secret, self._store)
             me, kind = f"rank{self._rank}", Kind(__version__, self._options.host or "").encode()
             rank, size = self._rank, self._size
-            return join(store, me, rank, size, addresses, seconds, kind=kind, is_shared=False)
+            return join(
+                store,
+                me,
+                rank,
+                size,
+                addresses,
+                seconds,
+                kind=kind,
+                is_shared=False,
+                reached_at=self._address,
+                secret=self._secret,
+            )
 
         return in_thread(work, self._pending, seconds + _STORE_SECONDS)
 

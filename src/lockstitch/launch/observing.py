@@ -25,7 +25,7 @@ from lockstitch.observe.call_rates import calls
 from lockstitch.observe.context_graph import ContextGraph
 from lockstitch.observe.grouping import JobNotFoundError
 from lockstitch.observe.tables import calls_table, edges_table, jobs_table, status_table
-from lockstitch.observe.text import explanation_lines, headline, stack_lines
+from lockstitch.observe.text import explanation_lines, headline, stack_lines, unreached_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +41,14 @@ JobArgument = Annotated[
         "there are several.",
     ),
 ]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where a job of other hosts can be asked, instead of JOB; takes the job's secret "
+        "(LOCKSTITCH_SECRET_FILE).",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
@@ -50,10 +58,10 @@ def add_commands(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def ps(*, as_json: AsJson = False) -> None:
-    """List the running jobs of this user on this host."""
+def ps(*, address: Address = None, as_json: AsJson = False) -> None:
+    """List the running jobs of this user on this host, with their workers of other hosts."""
     with _errors_in_words():
-        found = looking.jobs()
+        found = looking.jobs() if address is None else [looking.status(_at(None, address))]
     if as_json:
         _print_json(found)
     elif found:
@@ -62,10 +70,10 @@ def ps(*, as_json: AsJson = False) -> None:
         typer.echo("no job of this user runs on this host", err=True)
 
 
-def status(job: JobArgument = None, *, as_json: AsJson = False) -> None:
+def status(job: JobArgument = None, *, address: Address = None, as_json: AsJson = False) -> None:
     """Say what each worker of a job does and has."""
     with _errors_in_words():
-        found = looking.status(job)
+        found = looking.status(_at(job, address))
     if as_json:
         _print_json(found)
     else:
@@ -75,6 +83,7 @@ def status(job: JobArgument = None, *, as_json: AsJson = False) -> None:
 def top(
     job: JobArgument = None,
     *,
+    address: Address = None,
     seconds: Annotated[
         float, typer.Option("--every", min=0.2, help="Seconds between two looks.")
     ] = 1.0,
@@ -84,12 +93,14 @@ def top(
 ) -> None:
     """Show the status of a job, again and again, until Ctrl-C or the end of the job."""
     with _errors_in_words():
-        found = looking.status(job)
-    _show_again_and_again(found, seconds, count)
+        watch = looking.watch(_at(job, address))
+        _show_again_and_again(watch, seconds, count)
 
 
-def _show_again_and_again(found: Job, seconds: float, count: int | None) -> None:
-    pause = threading.Event()
+def _show_again_and_again(
+    watch: looking.Watch | looking.FarWatch, seconds: float, count: int | None
+) -> None:
+    found, pause = watch.look(looking.STATUS), threading.Event()
     with (
         contextlib.suppress(KeyboardInterrupt),
         Live(_status_view(found), console=_console(), auto_refresh=False) as live,
@@ -99,7 +110,7 @@ def _show_again_and_again(found: Job, seconds: float, count: int | None) -> None
         while count is None or looks < count:
             pause.wait(seconds)
             try:
-                found = looking.status(found.pid)
+                found = watch.look(looking.STATUS)
             except JobNotFoundError:
                 live.console.print(f"job {found.name} has ended")
                 return
@@ -107,7 +118,7 @@ def _show_again_and_again(found: Job, seconds: float, count: int | None) -> None
             looks += 1
 
 
-def waits(job: JobArgument = None, *, as_json: AsJson = False) -> None:
+def waits(job: JobArgument = None, *, address: Address = None, as_json: AsJson = False) -> None:
     """Say what the workers of a job wait for, and who holds it up.
 
     Workers that wait for each other in a cycle come first, then those that are waited for and wait
@@ -115,7 +126,7 @@ def waits(job: JobArgument = None, *, as_json: AsJson = False) -> None:
     and what it serves.
     """
     with _errors_in_words():
-        explanation = looking.waits(job)
+        explanation = looking.waits(_at(job, address))
     if as_json:
         _print_json(explanation)
     else:
@@ -125,6 +136,7 @@ def waits(job: JobArgument = None, *, as_json: AsJson = False) -> None:
 def stacks(
     job: JobArgument = None,
     *,
+    address: Address = None,
     native: Annotated[
         bool,
         typer.Option(
@@ -141,7 +153,7 @@ def stacks(
     A worker that does not answer is looked at from outside, by py-spy, where that is installed.
     """
     with _errors_in_words():
-        participants = looking.stacks(job, native=native)
+        participants = looking.stacks(_at(job, address), native=native)
     if as_json:
         _print_json(participants)
     else:
@@ -151,6 +163,7 @@ def stacks(
 def trace(
     job: JobArgument = None,
     *,
+    address: Address = None,
     seconds: Annotated[
         float, typer.Option(min=0.01, max=3600.0, help="For so long it is recorded.")
     ] = 10.0,
@@ -168,7 +181,9 @@ def trace(
     chrome://tracing.
     """
     with _errors_in_words():
-        recorded = tracing.trace(job, seconds=seconds, path=output, most_spans=most_spans)
+        recorded = tracing.trace(
+            _at(job, address), seconds=seconds, path=output, most_spans=most_spans
+        )
     typer.echo(_in_words(recorded, output))
     for silent in recorded.silent:
         typer.echo(f"lockstitch: {silent}", err=True)
@@ -213,6 +228,7 @@ def metrics(
 def dashboard(
     job: JobArgument = None,
     *,
+    address: Address = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="The port to listen at; 0: any that is free.")
     ] = 0,
@@ -240,7 +256,7 @@ def dashboard(
             webbrowser.open(address)
 
     with _errors_in_words():
-        watch = looking.Watch(job)
+        watch = looking.watch(_at(job, address))
         module.serve(watch, port, announce)
         typer.echo(f"job {watch.name} has ended", err=True)
 
@@ -248,6 +264,7 @@ def dashboard(
 def graph(
     job: JobArgument = None,
     *,
+    address: Address = None,
     context: Annotated[
         int | None,
         typer.Option("--context", help="Its id; needed where several contexts are open."),
@@ -264,7 +281,7 @@ def graph(
     if output is not None and output.suffix not in _FORMS:
         raise typer.BadParameter(f"{output} must end in one of {', '.join(_FORMS)}")
     with _errors_in_words():
-        found = looking.graph(context, job)
+        found = looking.graph(context, _at(job, address))
         if output is None:
             typer.echo(found.dot(), nl=False)
         else:
@@ -302,11 +319,20 @@ _FORMS: Final[Mapping[str, Callable[[ContextGraph], str]]] = {
 }
 
 
+def _at(job: str | None, address: str | None) -> str | None:
+    """Returns what names a job: one of this host, or the address of a gateway."""
+    if address is None:
+        return job
+    if job is not None:
+        raise typer.BadParameter("say JOB or --address, not both", param_hint="--address")
+    return f"tcp://{address}"
+
+
 @contextlib.contextmanager
 def _errors_in_words() -> Iterator[None]:
     try:
         yield
-    except (LookupError, OSError, RuntimeError) as error:
+    except (LookupError, OSError, RuntimeError, ValueError) as error:
         typer.echo(f"lockstitch: {error}", err=True)
         raise typer.Exit(1) from error
 
@@ -315,6 +341,7 @@ def _status_view(job: Job) -> Group:
     found = calls(job)
     tables = (status_table(job), calls_table(found), edges_table(found))
     parts: list[RenderableType] = [Text(headline(job), style="bold")]
+    parts += [Text(each, style="red") for each in unreached_lines(job)]
     for table in tables:
         parts += [] if table is None else [table, ""]
     return Group(*parts[:-1])

@@ -120,6 +120,13 @@ class LauncherServer:
             self._hang_up(listener)
         self._listeners.clear()
 
+    def abandon(self) -> None:
+        """A forked child lets go of all sockets; what they are for is its parent's."""
+        for listener in self._listeners:
+            listener.close()
+        for line in self._lines.values():
+            line.stream.abandon()
+
     # ------------------------------------------------------------ inside
 
     def _accept(self, listener: SocketListener) -> None:

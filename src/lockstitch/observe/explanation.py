@@ -14,12 +14,12 @@ from lockstitch.observe.cycles import find_cycles
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from lockstitch.attach.asking import Silence
     from lockstitch.attach.values import (
         Counter,
         GroupReport,
         ProcessReport,
         ServedCall,
+        Silence,
         ThreadReport,
         WorkerReport,
     )
@@ -124,7 +124,9 @@ def participants_of(job: Job) -> list[Participant]:
         for name, rank, worker in _faces_of(report)
     ]
     found += [
-        Participant(_name_of(silence), silence.card.rank, silence.card.pid, "", silence=silence)
+        Participant(
+            _name_of(silence), silence.card.rank, silence.card.pid, silence.host, silence=silence
+        )
         for silence in job.silent
     ]
     found.sort(key=lambda each: int(each.rank) if each.rank.isdecimal() else 1 << 62)

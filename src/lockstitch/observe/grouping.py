@@ -1,8 +1,4 @@
-"""Which processes belong to one job: those that have a key in common, directly or by way of others.
-
-A process that another one has forked for a part of its work belongs to the job of its parent, and a
-launcher to that of the workers that it has started.
-"""
+"""The job that somebody means, and what its processes have answered."""
 
 from __future__ import annotations
 
@@ -10,13 +6,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lockstitch.attach.outlines import rank_of
 from lockstitch.errors import LockstitchError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
-    from lockstitch.attach.asking import Answers, Silence
-    from lockstitch.attach.values import Card, ProcessReport
+    from lockstitch.attach.asking import Answers
+    from lockstitch.attach.outlines import Outline
+    from lockstitch.attach.values import Card, ProcessReport, Silence
 
 
 class JobNotFoundError(LockstitchError, LookupError):
@@ -25,7 +23,7 @@ class JobNotFoundError(LockstitchError, LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as far as its processes on this host tell. `name`: what the launcher calls it, or what
+    """A job as far as its processes tell. `name`: what the launcher calls it, or what
     its workers run; `pid`: that of its launcher, else of its first worker."""
 
     name: str
@@ -35,6 +33,8 @@ class Job:
     """Its workers, by rank."""
     silent: tuple[Silence, ...]
     """Those that did not answer."""
+    unreached: tuple[str, ...] = ()
+    """Why nothing is known of other hosts of it, a sentence for each."""
 
     @property
     def cards(self) -> list[Card]:
@@ -57,21 +57,6 @@ class Job:
             return "does not answer"
         in_groups = any(each.workers or each.groups for each in self.processes)
         return "runs" if in_groups else "begins"
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """A job as the cards of its processes tell it, before any of them is asked."""
-
-    name: str
-    pid: int
-    cards: tuple[Card, ...]
-
-
-def outlines(cards: Sequence[Card]) -> list[Outline]:
-    """Returns the jobs to which processes belong, the oldest first."""
-    found = [_outline(members) for members in _joined(cards)]
-    return sorted(found, key=lambda each: (min(c.started_at for c in each.cards), each.pid))
 
 
 def find(known: Sequence[Outline], wanted: str | None) -> Outline:
@@ -106,43 +91,11 @@ def job_of(outline: Outline, answers: Answers) -> Job:
         next((each for each in answers.reports if each.card.kind == "launcher"), None),
         tuple(sorted(workers, key=lambda each: rank_of(each.card))),
         tuple(sorted(answers.silent, key=lambda each: rank_of(each.card))),
+        tuple(answers.unreached),
     )
 
 
-def rank_of(card: Card) -> tuple[int, int]:
-    """Returns a key by which workers are ordered: by rank, else by number."""
-    return (int(card.rank), card.pid) if card.rank.isdecimal() else (1 << 62, card.pid)
-
-
 # ---------------------------------------------------------------- inside
-
-
-def _outline(cards: Sequence[Card]) -> Outline:
-    first = min(cards, key=lambda each: (each.kind != "launcher", rank_of(each)))
-    name = next((card.job for card in (first, *cards) if card.job), "")
-    return Outline(name.partition("/")[0] or first.program, first.pid, tuple(cards))
-
-
-def _joined(cards: Sequence[Card]) -> list[list[Card]]:
-    """Returns the cards in sets of those that belong together."""
-    roots: dict[Hashable, Hashable] = {}
-
-    def root(each: Hashable) -> Hashable:
-        while (above := roots.setdefault(each, each)) != each:
-            each = above
-        return each
-
-    by_pid = {card.pid: card for card in cards}
-    for card in cards:
-        for key in card.keys:
-            roots[root(key)] = root(card.pid)
-        parent = by_pid.get(card.parent)
-        if parent is not None and parent.job == card.job:
-            roots[root(parent.pid)] = root(card.pid)
-    joined: dict[Hashable, list[Card]] = {}
-    for card in cards:
-        joined.setdefault(root(card.pid), []).append(card)
-    return list(joined.values())
 
 
 def _numbers_of(outline: Outline) -> set[int]:

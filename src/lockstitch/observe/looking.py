@@ -1,18 +1,32 @@
-"""Looks at the jobs of this user: asks their processes, and returns what they say as values."""
+"""Looks at the jobs of this user: asks their processes, and returns what they say as values.
+
+A job of several hosts is one job from any of them. From elsewhere it is named by the address of one
+of its gateways (`tcp://HOST:PORT`), which takes the job's secret.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach import asking
-from lockstitch.attach.values import Question
+from lockstitch.attach.far import (
+    PURPOSE,
+    UnreachedError,
+    add,
+    ask_everywhere,
+    ask_far,
+)
+from lockstitch.attach.outlines import Outline, outline_of, outlines
+from lockstitch.attach.values import FarQuestion, Question
 from lockstitch.observe.context_graph import ContextGraph, graph_of
 from lockstitch.observe.explanation import Explanation, Participant, explain, participants_of
-from lockstitch.observe.grouping import Job, JobNotFoundError, Outline, find, job_of, outlines
+from lockstitch.observe.grouping import Job, JobNotFoundError, find, job_of
 from lockstitch.observe.native import NOT_INSTALLED, PySpyError, find_py_spy, stacks_of
+from lockstitch.trust import find_secret
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,28 +35,37 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 1.0
 _RATE_SECONDS: Final = 0.25
+STATUS: Final = Question(counters=True, threads=True, seconds=_SECONDS, rate_seconds=_RATE_SECONDS)
+"""What `status` asks."""
 _AT_ONCE: Final = 8
+_SCHEME: Final = "tcp://"
 
 
 def jobs() -> list[Job]:
-    """Returns the jobs of this user on this host, the oldest first.
+    """Returns the jobs of this user on this host, the oldest first, with their workers of other
+    hosts.
 
     Raises `PermissionError` where others may enter the folder in which processes are listed.
     """
     known, places = _known()
-    answers = asking.ask(places.values(), Question(seconds=_SECONDS))
-    return [job_of(each, _part(answers, each)) for each in known]
+    asked = [[places[card.pid] for card in each.cards] for each in known]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = pool.map(
+            lambda entries: ask_everywhere(entries, Question(seconds=_SECONDS)), asked
+        )
+        return [job_of(*each) for each in zip(known, answers, strict=True)]
 
 
 def status(job: str | int | None = None, *, rate_seconds: float = _RATE_SECONDS) -> Job:
     """Returns a job with the counters of its workers, and how fast they grow.
 
     `job`: its name, or the number of its launcher or of any of its processes; None: that of this
-    process, else the only one there is. `rate_seconds`: for so long their growth is looked at
-    (0.25); 0: not at all. Raises `JobNotFoundError`.
+    process, else the only one there is; `tcp://HOST:PORT`: that of a gateway, for which the
+    environment has to tell the job's secret (LOCKSTITCH_SECRET_FILE). `rate_seconds`: for so long
+    their growth is looked at (0.25); 0: not at all. Raises `JobNotFoundError`, and for an address
+    `ConnectionError`, and `ValueError` where there is no secret, or no such address.
     """
-    question = Question(counters=True, threads=True, seconds=_SECONDS, rate_seconds=rate_seconds)
-    return ask_job(job, question)
+    return ask_job(job, replace(STATUS, rate_seconds=rate_seconds))
 
 
 def waits(job: str | int | None = None) -> Explanation:
@@ -79,7 +102,15 @@ def graph(context_id: int | None = None, job: str | int | None = None) -> Contex
 
 def ask_job(wanted: str | int | None, question: Question) -> Job:
     """Asks all processes of a job. Raises `JobNotFoundError`."""
-    return Watch(wanted).look(question)
+    return watch(wanted).look(question)
+
+
+def watch(job: str | int | None = None) -> Watch | FarWatch:
+    """Returns a job that is to be looked at again and again. `job`, and what is raised: as in
+    `status`."""
+    if isinstance(job, str) and job.startswith(_SCHEME):
+        return FarWatch(job.removeprefix(_SCHEME))
+    return Watch(job)
 
 
 class Watch:
@@ -107,7 +138,40 @@ class Watch:
             raise JobNotFoundError(f"job {self.name} has ended")
         self._members = _births(outline)
         asked: Sequence[Entry] = [places[card.pid] for card in outline.cards]
-        return job_of(outline, asking.ask(asked, question))
+        return job_of(outline, ask_everywhere(asked, question))
+
+
+class FarWatch:
+    """A job that is looked at from elsewhere, by way of the gateway at an address. Raises
+    `ValueError` where the environment tells no secret."""
+
+    def __init__(self, address: str) -> None:
+        secret = find_secret(None, None, os.environ)
+        if secret is None:
+            raise ValueError(
+                f"to ask {address} takes the job's secret: name its file in LOCKSTITCH_SECRET_FILE"
+            )
+        self.name = address
+        self._address, self._secret = address, secret.of(PURPOSE)
+        self._has_looked = False
+
+    def __repr__(self) -> str:
+        return f"<FarWatch of the job at {self._address}>"
+
+    def look(self, question: Question) -> Job:
+        """Asks its processes. Raises `UnreachedError`, and `JobNotFoundError` where it was there
+        before."""
+        try:
+            told = ask_far(self._address, self._secret, FarQuestion(question, is_whole=True))
+        except UnreachedError as error:
+            if self._has_looked:
+                raise JobNotFoundError(f"job {self.name} has ended: {error}") from error
+            raise
+        answers = asking.Answers()
+        add(answers, told)
+        job = job_of(outline_of(answers.cards()), answers)
+        self._has_looked, self.name = True, job.name
+        return job
 
 
 def _births(outline: Outline) -> set[tuple[int, int]]:
@@ -116,7 +180,8 @@ def _births(outline: Outline) -> set[tuple[int, int]]:
 
 
 def _with_outside(one: Participant, *, native: bool) -> Participant:
-    if not native and one.silence is None:
+    is_here = one.host in ("", socket.gethostname())
+    if not is_here or (not native and one.silence is None):
         return one
     try:
         return replace(one, outside=stacks_of(one.pid, native=native))
@@ -136,11 +201,3 @@ def _known() -> tuple[list[Outline], dict[int, Entry]]:
             places[card.pid] = entry
             cards.append(card)
     return outlines(cards), places
-
-
-def _part(answers: asking.Answers, outline: Outline) -> asking.Answers:
-    pids = {card.pid for card in outline.cards}
-    return asking.Answers(
-        [each for each in answers.reports if each.card.pid in pids],
-        [each for each in answers.silent if each.card.pid in pids],
-    )

@@ -26,7 +26,11 @@ _STYLES = {"runs": "green", "begins": "yellow", "ends": "yellow", "does not answ
 
 def jobs_table(jobs: Sequence[Job]) -> Table:
     """Returns a table of jobs, a line each."""
-    table = _table("JOB", "PID", "WORKERS", "AGE", "STATE", "STEP")
+    addresses = {
+        job.pid: next((each.gateway for each in job.cards if each.gateway), "") for job in jobs
+    }
+    columns = ["JOB", "PID", "WORKERS", "AGE", "STATE", "STEP"]
+    table = _table(*columns, *(["ADDRESS"] if any(addresses.values()) else []))
     for job in jobs:
         step = max((each.step.number for each in job.processes if each.step), default=None)
         table.add_row(
@@ -36,6 +40,7 @@ def jobs_table(jobs: Sequence[Job]) -> Table:
             duration(job.age_seconds),
             Text(job.state, style=_STYLES.get(job.state, "")),
             "" if step is None else str(step),
+            *([addresses[job.pid]] if any(addresses.values()) else []),
         )
     return table
 

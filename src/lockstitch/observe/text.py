@@ -46,7 +46,7 @@ def paragraphs(explanation: Explanation) -> list[Paragraph]:
 
 def explanation_lines(explanation: Explanation) -> list[str]:
     """Returns the text, line by line."""
-    lines = [headline(explanation.job), ""]
+    lines = [headline(explanation.job), *unreached_lines(explanation.job), ""]
     for paragraph in paragraphs(explanation):
         lines += paragraph.lines
         if paragraph.kind != "worker":
@@ -88,6 +88,11 @@ def headline(job: Job) -> str:
         f"job {job.name} (pid {job.pid}): {workers} worker{'s' if workers != 1 else ''}, "
         f"since {duration(job.age_seconds)}"
     )
+
+
+def unreached_lines(job: Job) -> list[str]:
+    """Returns what is not known of a job, and why."""
+    return [f"of another host nothing is known: {each}" for each in job.unreached]
 
 
 def duration(seconds: float) -> str:

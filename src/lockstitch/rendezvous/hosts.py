@@ -57,6 +57,13 @@ def leads_here(addresses: Sequence[str]) -> bool:
     )
 
 
+def host_reached_at(addresses: Sequence[str]) -> str | None:
+    """Returns the host in the first of these addresses that is no unix socket; None without one."""
+    elsewhere = (address for address in addresses if not address.startswith(_UNIX))
+    first = next(elsewhere, None)
+    return None if first is None else host_and_port(first.partition(":")[2])[0]
+
+
 def _remedy(addresses: Sequence[str]) -> str:
     if all(address.startswith(_UNIX) for address in addresses):
         return (

@@ -7,6 +7,7 @@ other sort; of two that come at the same time with different ideas at least one 
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from lockstitch.ids import WorkerInfo
 from lockstitch.link.machine import host_identity
 from lockstitch.rendezvous.contacts import MIXED, Contacts
+from lockstitch.rendezvous.gateway import HOST_GATEWAY
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.static_group import StaticRoster, meet
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.distributed_c10d import Store
+
+    from lockstitch.trust import Secret
 
 _NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 _COUNTER = "members/static"
@@ -48,10 +52,13 @@ def join(  # noqa: PLR0913 - all that a member says of itself
     devices: str = "",
     kind: str = "",
     is_shared: bool = True,
+    reached_at: str | None = None,
+    secret: Secret | None = None,
 ) -> StaticRoster:
     """Publishes this worker, which listens at `addresses` already, and learns of the others.
     `devices`, `kind`: see `Member`. `is_shared`: whether groups of the other sort may use the
-    store, which then has to be looked at.
+    store, which then has to be looked at. `reached_at`, `secret`: an address of this host for its
+    gateway, and the job's secret; without both there is none (`gateway`).
 
     Returns when all `world_size` ranks are there. Raises RuntimeError naming those that are not in
     time, or when a name or rank is taken, when ranks were given different world sizes, when the
@@ -64,10 +71,12 @@ def join(  # noqa: PLR0913 - all that a member says of itself
     if not 0 <= rank < world_size:
         raise ValueError(outside(rank, world_size))
 
+    gateway = HOST_GATEWAY.offer(reached_at, secret, os.environ)
+
     def me(generation: int) -> Member:
         info = WorkerInfo(name, rank, generation)
         here = host_identity(), devices, socket.gethostname()
-        return Member(info, tuple(addresses), *here, kind)
+        return Member(info, tuple(addresses), *here, kind, gateway)
 
     def withdraw() -> None:
         if is_shared:
@@ -80,7 +89,9 @@ def join(  # noqa: PLR0913 - all that a member says of itself
         if is_shared and Contacts(store).read().members:
             raise RuntimeError(MIXED)
         met = meet(store, me, rank, world_size, timeout_seconds)
-        return StaticRoster(met.me.info, met.members, withdraw, met.census)
+        roster = StaticRoster(met.me.info, met.members, withdraw, met.census)
+        HOST_GATEWAY.learn(roster, os.environ)
+        return roster
     except Exception:
         withdraw()
         raise

@@ -22,7 +22,9 @@ class Member:
 
     `addresses` are where it listens, the best first; `host` is its `host_identity`, and `host_name`
     how people call it; `devices` is what its device maps say, as `rpc.device_maps` writes it;
-    `kind` is what all others have to know of it, a text that most members have in common.
+    `kind` is what all others have to know of it, a text that most members have in common;
+    `gateway` is where its host can be asked what the job does there, if it is this member that
+    listens for that.
     """
 
     info: WorkerInfo
@@ -31,6 +33,7 @@ class Member:
     devices: str = ""
     host_name: str = ""
     kind: str = ""
+    gateway: str = ""
 
     @property
     def place(self) -> str:
@@ -45,7 +48,8 @@ class Member:
     def encode(self) -> str:
         """Returns the member's entry, as it is published in the store."""
         info = self.info
-        where, more = (self.addresses, self.host), (self.devices, self.host_name, self.kind)
+        where = (self.addresses, self.host)
+        more = (self.devices, self.host_name, self.kind, self.gateway)
         entry = _Entry(info.name, info.id, info.generation, *where, *more)
         return _CODEC.encode(entry).decode()
 
@@ -59,7 +63,8 @@ class Member:
             raise RemoteProtocolError(f"{_COMPLAINT}: {text!r}") from error
         if info.id < 0 or not 0 <= info.generation <= MAX_GENERATION:
             raise RemoteProtocolError(f"the store holds an impossible worker: {text!r}")
-        return cls(info, entry.addresses, entry.host, entry.devices, entry.host_name, entry.kind)
+        more = (entry.devices, entry.host_name, entry.kind, entry.gateway)
+        return cls(info, entry.addresses, entry.host, *more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class _Entry:
     devices: str = ""
     host_name: str = ""
     kind: str = ""
+    gateway: str = ""
 
 
 _COMPLAINT = (

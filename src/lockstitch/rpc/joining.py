@@ -12,7 +12,7 @@ from lockstitch.errors import RpcError
 from lockstitch.ids import WorkerId
 from lockstitch.rendezvous import choose_address, host_identity, join
 from lockstitch.rendezvous.contacts import Contacts
-from lockstitch.rendezvous.hosts import leads_here, why_apart
+from lockstitch.rendezvous.hosts import host_reached_at, leads_here, why_apart
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.static_group import failing_together
 from lockstitch.rpc.admission import Admission, Applicants, Invitation
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.peers import Directory
     from lockstitch.runtime.worker import Worker
     from lockstitch.transport.base import Connection, Transport
+    from lockstitch.trust import Secret
 
 
 # Of a worker that cannot be called from other hosts.
@@ -90,6 +91,7 @@ def join_static_group(
     world_size: int,
     transport: Transport,
     seconds: float,
+    secret: Secret | None = None,
 ) -> JoinedGroup:
     """Meets the others in the store, and checks that all can be reached, and all device maps.
     Raises what `rendezvous.join` and `device_maps.agree` raise, `RuntimeError` where workers of
@@ -107,6 +109,8 @@ def join_static_group(
         seconds,
         devices=join_request.devices,
         kind=kind_of(join_request.addresses, join_request.devices),
+        reached_at=host_reached_at(join_request.addresses),
+        secret=secret,
     )
     try:
         _check_reach(store, roster)

@@ -160,7 +160,9 @@ def _join(
         store = sealed_by(options.secret, store)
     seconds = join_seconds(options)
     if world_size:
-        return join_static_group(store, join_request, world_size, transport, seconds)
+        return join_static_group(
+            store, join_request, world_size, transport, seconds, options.secret
+        )
     return join_dynamic_group(store, join_request, transport, agent_options, seconds)
 
 

@@ -94,3 +94,14 @@ def test_those_that_are_gone_are_left_out_and_removed(folder: Path) -> None:
         listener.bind(str(entry.address))
     assert all_entries() == []
     assert list(folder.iterdir()) == []
+
+
+def test_what_one_has_left_that_ended_before_it_listened_is_removed_after_a_while(
+    folder: Path,
+) -> None:
+    begins, ended = Entry(folder, 30, 1), Entry(folder, 31, 1)
+    begins.write_card(card(30))
+    ended.write_card(card(31))
+    os.utime(folder / "31-1.card", (1, 1))
+    assert all_entries() == []
+    assert [path.name for path in folder.iterdir()] == ["30-1.card"]

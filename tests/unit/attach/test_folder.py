@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lockstitch.attach.folder import Entry, check_folder, entries, folder_of, make_folder
+from lockstitch.attach.folder import (
+    Elsewhere,
+    Entry,
+    check_folder,
+    entries,
+    folder_of,
+    make_folder,
+)
 from tests.unit.attach.cards import CARD
 
 
@@ -60,9 +67,9 @@ def test_a_card_is_read_as_it_was_written_and_replaced(tmp_path: Path) -> None:
 def test_entries_are_found_by_number_and_nothing_else_is(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     make_folder(folder)
-    for name in ("20-5.socket", "3-1.socket", "x-1.socket", "3.socket", "4-1.card"):
+    for name in ("20-5.socket", "3-1.card", "3-1.socket", "x-1.socket", "3.socket", "4-1.new"):
         (folder / name).touch()
-    assert [(each.pid, each.born) for each in entries(folder)] == [(3, 1), (20, 5)]
+    assert [(each.pid, each.born) for each in entries(folder)] == [(3, 1), (4, 1), (20, 5)]
 
 
 def test_what_nobody_listens_at_any_more_is_removed(tmp_path: Path) -> None:
@@ -76,4 +83,21 @@ def test_what_nobody_listens_at_any_more_is_removed(tmp_path: Path) -> None:
         connection.close()
         assert entry.address.exists()
     assert entry.connect() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_known_of_other_hosts_is_for_this_user_alone_and_goes_with_the_rest(
+    tmp_path: Path,
+) -> None:
+    entry = Entry(tmp_path, 10, 1)
+    assert entry.read_elsewhere() is None
+    elsewhere = Elsewhere(("10.0.0.2:4000",), "ab" * 32)
+    for _ in range(2):
+        entry.write_elsewhere(elsewhere)
+        assert entry.read_elsewhere() == elsewhere
+    (path,) = tmp_path.glob("*.elsewhere")
+    assert path.stat().st_mode & 0o777 == 0o600
+    entry.write_card(CARD)
+    assert entry.age_seconds() < 60
+    entry.remove()
     assert list(tmp_path.iterdir()) == []

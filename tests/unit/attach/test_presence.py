@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from lockstitch.attach.asking import all_entries, ask
+from lockstitch.attach.folder import Elsewhere
 from lockstitch.attach.presence import (
     Presence,
     check_job_name,
@@ -21,7 +23,6 @@ from lockstitch.attach.values import Question
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -143,3 +144,64 @@ def test_two_jobs_of_one_name_are_two() -> None:
     for name in ("", "a/b", "12", "a\n"):
         with pytest.raises(ValueError, match="a job cannot be called"):
             check_job_name(name)
+
+
+def test_a_process_is_found_with_its_card_from_the_first_moment_on(
+    presence: Presence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening: list[bool] = []
+    replace = Path.replace
+
+    def look(path: Path, target: Path) -> Path:
+        if path.suffix == ".fresh":
+            # Who connects now is not to take it for gone: there is nothing to connect to yet.
+            listening.append(all_entries() != [])
+            assert list((tmp_path / "run").glob("*.card")) != []
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    presence.show()
+    assert listening == [False]
+    (entry,) = all_entries()
+    assert entry.read_card() is not None
+
+
+def test_what_a_child_has_left_is_removed_and_nothing_else_is(
+    presence: Presence, tmp_path: Path
+) -> None:
+    presence.show()
+    folder, pid = tmp_path / "run", os.getpid()
+    born = presence.card().born
+    for name in (f"{pid}-1.card", f"{pid}-1.socket", f"{pid}-notes", "7-1.card"):
+        (folder / name).touch()
+    presence.forget_child(pid)  # its number has been given to this process
+    left = {path.name for path in folder.iterdir()}
+    assert left == {f"{pid}-{born}.card", f"{pid}-{born}.socket", f"{pid}-notes", "7-1.card"}
+
+
+def test_in_a_folder_that_is_not_this_users_nothing_is_removed(
+    presence: Presence, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o755)
+    (folder / "7-1.card").touch()
+    presence.forget_child(7)
+    presence.show()
+    assert not presence.is_shown
+    assert [path.name for path in folder.iterdir()] == ["7-1.card"]
+
+
+def test_a_launcher_within_a_worker_leaves_the_answers_to_the_workers_thread(
+    presence: Presence,
+) -> None:
+    presence.show()
+    assert presence.show_launcher() is None
+    assert len(ask(all_entries(), Question()).reports) == 1
+
+
+def test_a_card_is_not_written_after_the_end(presence: Presence, tmp_path: Path) -> None:
+    presence.show()
+    presence.close()
+    presence.renew()
+    presence.tell_elsewhere("10.0.0.1:1", Elsewhere((), "ab" * 32))
+    assert list((tmp_path / "run").iterdir()) == []

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("LOCKSTITCH_SECRET", raising=False)
+    monkeypatch.delenv("LOCKSTITCH_SECRET_FILE", raising=False)
     monkeypatch.setenv("LOCKSTITCH_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("LOCKSTITCH_JOB", "mine/1")
     sources = Sources()
@@ -81,6 +83,12 @@ def test_graphs_that_cannot_be_drawn_are_refused(mine: None, tmp_path: Path) -> 
 
 def test_a_job_that_is_not_there_is_refused_in_a_line(mine: None) -> None:
     assert run("waits", "theirs", status=1).startswith("lockstitch: no job is called theirs")
+
+
+def test_a_job_is_named_in_one_way(mine: None) -> None:
+    assert "say JOB or --address, not both" in run("status", "mine", "--address", "a:1", status=2)
+    error = run("waits", "--address", "127.0.0.1:1", status=1)
+    assert error.startswith("lockstitch: to ask 127.0.0.1:1 takes the job's secret")
 
 
 def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstitch.attach.asking import Answers, Silence
+from lockstitch.attach.outlines import outlines
 from lockstitch.attach.values import GroupReport, LaunchedWorker
-from lockstitch.observe.grouping import JobNotFoundError, find, job_of, outlines
+from lockstitch.observe.grouping import JobNotFoundError, find, job_of
 from tests.unit.attach.cards import card, process
 
 

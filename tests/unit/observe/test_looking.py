@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockstitch import observe
+from lockstitch.attach.far import PURPOSE
 from lockstitch.attach.presence import Presence
 from lockstitch.attach.sources import Sources
 from lockstitch.attach.values import Counter, Question, WorkerReport
 from lockstitch.observe import looking
 from lockstitch.observe.native import PySpyError
+from lockstitch.rendezvous.gateway import Gateway
+from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,3 +87,32 @@ def test_a_job_that_is_not_there(told: Told) -> None:
         observe.status("theirs")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = observe.nothing
+
+
+def test_a_job_of_elsewhere_is_named_by_an_address_and_takes_its_secret(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = Secret(b"s" * 32)
+    gateway = Gateway("127.0.0.1", 0, secret.of(PURPOSE))
+    where = f"tcp://{gateway.address}"
+    monkeypatch.delenv("LOCKSTITCH_SECRET", raising=False)
+    monkeypatch.delenv("LOCKSTITCH_SECRET_FILE", raising=False)
+    with pytest.raises(ValueError, match="takes the job's secret"):
+        observe.status(where)
+    monkeypatch.setenv("LOCKSTITCH_SECRET", secret.text())
+    watch = looking.watch(where)
+    job = watch.look(looking.STATUS)
+    assert (job.name, [each.card.pid for each in job.processes]) == ("mine", [os.getpid()])
+    gateway.close()
+    with pytest.raises(observe.JobNotFoundError, match="job mine has ended"):
+        watch.look(looking.STATUS)
+    with pytest.raises(ConnectionError, match="cannot be asked"):  # it was never there
+        observe.status(where)
+
+
+def test_a_watch_keeps_to_its_job(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = looking.watch(os.getpid())
+    assert watch.look(looking.STATUS).name == "mine"
+    monkeypatch.setattr(looking.asking, "all_entries", list)
+    with pytest.raises(observe.JobNotFoundError, match="job mine has ended"):
+        watch.look(looking.STATUS)

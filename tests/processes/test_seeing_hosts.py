@@ -1,0 +1,135 @@
+"""A job of two hosts is one job from either of them, and from elsewhere by an address and the job's
+secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockstitch.trust import Secret
+from tests.processes.two_hosts import ADDRESSES, TwoHosts
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_SECONDS = 60
+CYCLE = """
+import os, threading
+from lockstitch import rpc
+rank, lock = int(os.environ["RANK"]), threading.Lock()
+def ask():
+    with lock:
+        return rank
+rpc.init_rpc(f"worker{rank}", world_size=2)
+with lock:
+    rpc.rpc_sync(f"worker{1 - rank}", ask, timeout=0)
+"""
+LEFT_OUT = """
+import threading, torch
+import lockstitch.hvd as hvd
+hvd.init()
+if hvd.rank() == 1:
+    threading.Event().wait()  # elsewhere
+hvd.allreduce(torch.ones(2), name="second")
+"""
+
+
+class Job:
+    """A program on each of two hosts, and commands that look at it."""
+
+    def __init__(self, hosts: TwoHosts, folder: Path, program: str) -> None:
+        self.hosts = hosts
+        self.folder = folder
+        Secret.make().write(folder / "secret")
+        self.secret = {"LOCKSTITCH_SECRET_FILE": str(folder / "secret")}
+        meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29777"}
+        self.workers: list[subprocess.Popen[str]] = [
+            hosts.python(
+                rank,
+                program,
+                {**meeting, **self.secret, **self.of_host(rank), "RANK": str(rank)},
+            )
+            for rank in range(2)
+        ]
+
+    def of_host(self, host: int | str) -> dict[str, str]:
+        """Hosts of their own have a /tmp of their own."""
+        return {"LOCKSTITCH_RUNTIME_DIR": str(self.folder / f"run{host}")}
+
+    def say(self, host: int, *words: str, **environment: str) -> tuple[int, str]:
+        """What a command prints on a host, and its exit status."""
+        told = environment or self.of_host(host)
+        process = self.hosts.start(host, [sys.executable, "-m", "lockstitch", *words], told)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        return process.returncode, output
+
+    def when(self, words: list[str], part: str, host: int = 0) -> str:
+        """What a command prints as soon as that has a part in it."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            _, output = self.say(host, *words)
+            if part in output:
+                return output
+            assert time.monotonic() < deadline, output
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
+    with TwoHosts() as hosts:
+        yield lambda program: Job(hosts, tmp_path, program)
+
+
+def test_a_cycle_over_two_hosts_is_named_from_both_and_from_elsewhere(
+    start: Callable[[str], Job],
+) -> None:
+    job = start(CYCLE)
+    for host in range(2):
+        output = job.when(["waits"], "2 workers wait for each other in a cycle", host)
+        assert "on alpha)" in output
+        assert "on beta)" in output
+        assert output.count("serves it at <string>:6 in ask") == 2
+    (told,) = json.loads(job.say(1, "ps", "--json")[1])
+    gateways = {each["card"]["gateway"] for each in told["processes"]}
+    assert {each.rpartition(":")[0] for each in gateways} == set(ADDRESSES)
+    (address,) = [each for each in gateways if each.startswith(ADDRESSES[0])]
+
+    elsewhere = {**job.of_host("none"), **job.secret}
+    status, output = job.say(1, "waits", "--address", address, **elsewhere)
+    assert (status, "2 workers wait for each other in a cycle" in output) == (0, True)
+    status, output = job.say(1, "status", "--address", address, **elsewhere)
+    assert "worker0" in output
+    assert "worker1" in output
+    # Without the secret, or with another one, nothing is told.
+    Secret.make().write(job.folder / "other")
+    other = {"LOCKSTITCH_SECRET_FILE": str(job.folder / "other")}
+    for secret, why in (({}, "takes the job's secret"), (other, "secret")):
+        status, output = job.say(
+            1, "status", "--address", address, **{**job.of_host("none"), **secret}
+        )
+        assert status == 1
+        assert why in output
+        assert "worker0" not in output
+
+
+def test_the_rank_that_left_a_reduction_out_is_named_from_the_other_host(
+    start: Callable[[str], Job],
+) -> None:
+    job = start(LEFT_OUT)
+    output = job.when(["waits"], "rank 1 is waited for by rank 0")
+    assert "it has not submitted allreduce 'allreduce.second'" in output
+    # A host that does not answer any more is told, and what is known of this one, too.
+    os.kill(
+        json.loads(job.say(1, "ps", "--json")[1])[0]["processes"][1]["card"]["pid"], signal.SIGSTOP
+    )
+    output = job.when(["waits"], "of another host nothing is known: 10.213.77.2:")
+    assert "rank 0" in output
