@@ -57,49 +57,19 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 _NOTES_OF_MODES = [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]
 
 
-HELD = pytest.StashKey[Inventory]()
-"""What is held before the next test, where the last one has left nothing behind."""
-
-
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    held = request.config.stash
-    if HELD not in held:
-        held[HELD] = Inventory.take()
-    before = held[HELD]
+def nothing_is_left_behind() -> Iterator[None]:
+    before = Inventory.take()
     yield
     for name in _NOTES_OF_MODES:
         if getattr(_python_dispatch, name) is True:
             setattr(_python_dispatch, name, False)
     left = before.wait_until_nothing_new(timeout_seconds=20)
     if left:
-        forget_what_was_held(request)
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
 
 
-def forget_what_was_held(request: pytest.FixtureRequest) -> None:
-    if HELD in request.config.stash:
-        del request.config.stash[HELD]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-) -> None:
-    """What a fixture of several tests holds is there before the first of them."""
-    if fixturedef.scope != "function":
-        forget_what_was_held(request)
-
-
-def pytest_fixture_post_finalizer(
-    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-) -> None:
-    """What it held may not hide what a later test leaves."""
-    if fixturedef.scope != "function":
-        forget_what_was_held(request)
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # tests of launchers end all children of their process
 def warm_python() -> Iterator[WarmInterpreter]:
     with WarmInterpreter() as interpreter:
         yield interpreter
