@@ -63,7 +63,7 @@ class HostAgent(ProcessLoop):
     def __init__(self, incoming: int, outgoing: int) -> None:
         super().__init__(GRACE_SECONDS)
         self._lines = Lines(self.selector, incoming, outgoing, self._take, self._lose_launcher)
-        self._lines.on_empty = self._lines.ping
+        self._lines.on_empty = lambda: self._lines.send(b"")
         self._lines.on_written = lambda: self.hold_output(False)
         self._setup = Begin((), "", GRACE_SECONDS, 0)
         self._inherited: dict[str, str] = {}

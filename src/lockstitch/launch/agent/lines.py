@@ -35,7 +35,7 @@ class Lines:
         self.on_empty: Callable[[], None] = lambda: None
         """Called for an empty line."""
         self.on_written: Callable[[], None] = lambda: None
-        """Called when all has been written that was kept."""
+        """Called when all has been written that was kept, or none of it can be any more."""
         self._selector = selector
         self._incoming: int | None = incoming
         self._outgoing: int | None = outgoing
@@ -103,6 +103,7 @@ class Lines:
             if self._is_watched:
                 self._is_watched = False
                 self._selector.unregister(outgoing)
+                self.on_written()
             os.close(outgoing)
 
     def close(self) -> None:

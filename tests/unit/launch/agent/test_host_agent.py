@@ -243,6 +243,36 @@ def test_a_sign_of_life_is_answered(begin):
     assert agent.process.stdout.readline() == b"\n"
 
 
+# Writes until nothing is taken any more, then tidies up when it is told to end, which it says, too.
+TIDY = """
+import os, pathlib, select, signal, sys
+def tidy_up(*_):
+    print("x" * 300_000, flush=True)
+    pathlib.Path(os.environ["PLACE"], "tidy").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, tidy_up)
+os.write(1, b"ready\\n")
+while os.environ["IS_FULL"] and select.select([], [1], [], 0.3)[1]:
+    os.write(1, b"y" * 4096)
+pathlib.Path(os.environ["PLACE"], "waits").touch()
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("is_full", ["", "yes"])
+def test_workers_tidy_up_though_nobody_reads_what_is_said(is_full, begin, tmp_path):
+    agent = begin(TIDY)
+    agent.start(0, PLACE=str(tmp_path), IS_FULL=is_full)
+    wait_until((tmp_path / "waits").exists)
+    agent.process.send_signal(signal.SIGSTOP)
+    agent.write(b"\n")  # a sign of life, and the last
+    agent.process.stdin.close()
+    agent.process.stdout.close()
+    agent.process.send_signal(signal.SIGCONT)
+    assert agent.process.wait(SECONDS) == 0
+    assert (tmp_path / "tidy").exists()
+
+
 def test_an_agent_that_is_told_to_end_stays_with_its_workers_and_starts_no_more(begin):
     agent = begin(WAITS)
     agent.start(0)

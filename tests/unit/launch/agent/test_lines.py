@@ -112,6 +112,15 @@ def test_a_reader_that_has_gone_is_noticed_by_writing(ends):
     assert ends.taken == [b"still heard"]
 
 
+def test_nothing_waits_for_what_cannot_be_written_any_more(ends):
+    ends.lines.send(b"x" * (1 << 20))
+    os.close(ends.from_lines)
+    ends.from_lines = None
+    ends.turn()
+    assert ends.lines.kept_bytes == 0
+    assert ends.events == ["written", "end"]
+
+
 def test_closing_twice_is_harmless_and_tells_the_other_end(ends):
     for _ in range(2):
         ends.lines.close_outgoing()
