@@ -70,10 +70,11 @@ _ANSWERS: Final = ("serve", "conclude")
 """From these the answer leaves, at the time `at`."""
 
 
-def find_flows(tracks: Sequence[Sequence[Span]]) -> Flows:
+def find_flows(tracks: Sequence[Sequence[Span]], epochs: Sequence[int] | None = None) -> Flows:
     """Returns the flows between the spans of several processes. An end is joined to the last begin
-    of its key that was not later, by clocks that may differ a little between hosts; a stitch to
-    each of its gradients."""
+    of its key that was not later; a stitch to each of its gradients. `epochs`: for each process,
+    what is to be added to its times for those of a common clock, about; None: they have one."""
+    epochs = [0] * len(tracks) if epochs is None else epochs
     found: defaultdict[Key, _Ends] = defaultdict(lambda: _Ends([], []))
     for track, spans in enumerate(tracks):
         for place, span in enumerate(spans):
@@ -83,7 +84,7 @@ def find_flows(tracks: Sequence[Sequence[Span]]) -> Flows:
     flows: list[Flow] = []
     cut = 0
     for key, ends in found.items():
-        pairs = list(_pairs(ends, shares_begins=key[0] == "stitch"))
+        pairs = list(_pairs(ends, epochs, shares_begins=key[0] == "stitch"))
         flows += [Flow(key[0], begin, end) for begin, end in pairs]
         if key[0] == "stitch":  # one whose gradient never comes is nothing unusual
             cut += len(ends.ends) - len(pairs)
@@ -113,15 +114,21 @@ def _ends_of(span: Span) -> Iterator[tuple[Key, bool, int]]:
         yield ("reply", *pair, number), True, min(max(span.at, span.start), span.end - 1)
 
 
-def _pairs(ends: _Ends, *, shares_begins: bool) -> Iterable[tuple[Point, Point]]:
-    if len(ends.begins) == len(ends.ends) == 1:
-        return [(ends.begins[0], ends.ends[0])]
-    begins = sorted(ends.begins, key=lambda each: each.at)
-    times = [each.at for each in begins]
+def _pairs(
+    ends: _Ends, epochs: Sequence[int], *, shares_begins: bool
+) -> Iterable[tuple[Point, Point]]:
+    if len(ends.begins) == 1 and (shares_begins or len(ends.ends) == 1):
+        return [(ends.begins[0], end) for end in ends.ends]  # whatever the clocks say
+
+    def moment(point: Point) -> int:
+        return point.at + epochs[point.track]
+
+    begins = sorted(ends.begins, key=moment)
+    times = [*map(moment, begins)]
     pairs: list[tuple[Point, Point]] = []
     used: set[int] = set()
-    for end in sorted(ends.ends, key=lambda each: each.at):
-        place = bisect_right(times, end.at) - 1
+    for end in sorted(ends.ends, key=moment):
+        place = bisect_right(times, moment(end)) - 1
         if place >= 0 and (shares_begins or place not in used):
             used.add(place)
             pairs.append((begins[place], end))

@@ -137,8 +137,8 @@ def trace_of(job: Job, seconds: float) -> Trace:
     tracks = [
         track_of(report, participants) for report in job.processes if report.recording is not None
     ]
-    found = find_flows([each.spans for each in tracks])
     epochs = {report.host: report.recording.epoch for report in job.processes if report.recording}
+    found = find_flows([each.spans for each in tracks], [epochs[each.host] for each in tracks])
     messages = (
         (tracks[begin.track].host, begin.at, tracks[end.track].host, end.at)
         for _, begin, end in found.flows

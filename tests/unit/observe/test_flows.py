@@ -70,5 +70,34 @@ def test_a_stitch_leads_to_each_of_its_gradients() -> None:
     assert kinds([stitch], []) == ([], 0)  # a gradient that never comes is nothing unusual
 
 
+LATER_BOOT = 5_000_000
+"""How far the clock of a host is behind that of another one, which was started earlier."""
+
+
+def test_numbers_that_begin_anew_are_joined_in_order_between_hosts_of_other_clocks() -> None:
+    calls = [CALL, span("call", 1000, 1100, peer="worker1", number=7)]
+    late = SERVE._replace(start=1_020_000, end=1_060_000, at=1_050_000)
+    for behind in (LATER_BOOT, -LATER_BOOT):
+        served = [
+            each._replace(start=each.start - behind, end=each.end - behind, at=each.at - behind)
+            for each in (SERVE, late)
+        ]
+        found = find_flows([calls, served], [0, behind])
+        pairs = [(it.begin.span, it.end.span) for it in found.flows]
+        assert pairs == [(0, 0), (1, 1), (0, 0), (1, 1)]
+        assert found.cut == 0
+
+
+def test_a_stitch_leads_to_each_of_its_gradients_whatever_the_clocks_say() -> None:
+    stitch = span("stitch", 100, 110, peer="worker0", number=3)
+    came = [span("gradient received", at, at + 5, peer="worker0", number=3) for at in (20, 60)]
+    found, cut = kinds([stitch], came)
+    assert [each for each in found if each[0] == "stitch"] == [
+        ("stitch", 100_000, 20_000),
+        ("stitch", 100_000, 60_000),
+    ]
+    assert cut == 2  # of the gradients
+
+
 def test_what_was_under_way_before_the_recording_has_no_number() -> None:
     assert kinds([CALL._replace(number=0)], [SERVE._replace(number=0)]) == ([], 0)
