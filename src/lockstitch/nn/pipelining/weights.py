@@ -48,14 +48,14 @@ def weights_of(
 def _option(loss_fn: object, name: str, default: Any) -> Any:
     """What a loss was given under this name, be it an object or a partial function."""
     if isinstance(loss_fn, functools.partial):
-        return loss_fn.keywords.get(name, default)
+        return loss_fn.keywords.get(name, _option(loss_fn.func, name, default))
     return getattr(loss_fn, name, default)
 
 
 def _terms_of(loss_fn: object, targets: Sequence[Any]) -> Callable[[torch.Tensor], float] | None:
     """Counts the terms of a mean over targets that are classes; None: all have as many."""
     function = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
-    if not isinstance(loss_fn, _CLASSES) and function not in _FUNCTIONS:
+    if not isinstance(function, _CLASSES) and function not in _FUNCTIONS:
         return None
     if not all(map(_has_classes, targets)):
         return None

@@ -25,6 +25,8 @@ LOSSES = {
     "weight": (nn.CrossEntropyLoss(HEAVY, label_smoothing=0.1), CLASSES),
     "partial": (partial(F.cross_entropy, ignore_index=0), ZERO_LEFT_OUT),
     "partial weight": (partial(F.nll_loss, weight=HEAVY), CLASSES),
+    "partial module": (partial(nn.CrossEntropyLoss(HEAVY, ignore_index=0)), ZERO_LEFT_OUT),
+    "partial sum of a module": (partial(nn.MSELoss(reduction="sum")), torch.randn(8, 3)),
     "nll": (nn.NLLLoss(ignore_index=0), ZERO_LEFT_OUT),
     "probabilities": (nn.CrossEntropyLoss(HEAVY), torch.rand(8, 3)),
     "summed classes": (nn.CrossEntropyLoss(reduction="sum"), CLASSES),
