@@ -66,6 +66,9 @@ runpy.run_path(order["script"], run_name="__main__")
 """
 
 
+_END_SECONDS = 10.0
+
+
 class Done(NamedTuple):
     """How a process ended, and what it said."""
 
@@ -148,9 +151,11 @@ class WarmInterpreter:
     ) -> None:
         self._pipe(self._python.stdin).close()
         self._pipe(self._python.stdout).close()
-        if kind is not None:
+        try:
+            self._python.wait(0 if kind is not None else _END_SECONDS)
+        except subprocess.TimeoutExpired:  # a program hangs
             os.killpg(self._python.pid, signal.SIGKILL)
-        self._python.wait()
+            self._python.wait()
 
     @staticmethod
     def _pipe(end: IO[str] | None) -> IO[str]:

@@ -148,8 +148,10 @@ def test_ranks_in_the_manner_of_horovod_equal_one_process(launcher, run_example)
     assert numbers("from one process", output)[0] < 1e-9
 
 
-def test_replicas_with_a_table_elsewhere_equal_one_process(run_example):
-    output = run_example("hybrid_ddp", 3, "60")
+def test_replicas_with_a_table_elsewhere_equal_one_process():
+    # Not as copies of the warm interpreter: where torch's compiler is imported, Gloo's last piece
+    # of work wants the GIL when it goes, and whoever ends the group holds that and waits for it.
+    output = launch_example("hybrid_ddp", 3, "60")
 
     losses = numbers(r"step\s+\d+\s+loss", output)
     assert losses[-1] < 0.8 * losses[0]

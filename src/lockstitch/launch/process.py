@@ -9,12 +9,12 @@ and the kernel's help exist on Linux only.)
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from lockstitch.inquiry import catches
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from lockstitch.launch.meeting import MeetingPlace
 
@@ -33,6 +33,7 @@ THREADS = "OMP_NUM_THREADS"
 """The variable for how many threads a worker's arithmetic takes."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 
 _OF_A_FIXED_WORLD = (
     "RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT LOCKSTITCH_STORE HOROVOD_RANK "
@@ -165,13 +166,13 @@ class WorkerProcess:
         """See `Worker`."""
         if not catches(self.pid, signal.SIGUSR1):
             return False
-        with suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
         return True
 
     def signal(self, number: signal.Signals) -> None:
         """See `Worker`."""
-        with suppress(ProcessLookupError):  # it ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
             os.killpg(self.pid, number)
 
 
@@ -261,10 +262,19 @@ def exit_status(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def adopt_orphans() -> None:
-    """Has processes that lose their parent become children of this one."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+@contextlib.contextmanager
+def orphans_adopted() -> Iterator[None]:
+    """Within, processes that lose their parent become children of this one."""
+    if _LIBC is None:
+        yield
+        return
+    before = ctypes.c_int()
+    _LIBC.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def child_pids() -> list[int]:

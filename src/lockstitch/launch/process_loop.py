@@ -19,7 +19,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Literal
 
 from lockstitch.clock import SYSTEM_CLOCK
-from lockstitch.launch.process import adopt_orphans, child_pids
+from lockstitch.launch.process import child_pids, orphans_adopted
 from lockstitch.launch.stopping import SignalEscalation, announced_signals
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class ProcessLoop:
         """The workers of this machine that run, by number."""
         self._children: dict[int, Callable[[int], None]] = {}
         """What is called when a child of this process has ended, by its number."""
+        self._others: frozenset[int] = frozenset()
+        """Children that this process had before, which are not ours to signal or to wait for."""
         self._pipes: dict[IO[bytes], Callable[[], object]] = {}
         """The open pipes of workers, and what is called when there is something to read."""
         self._is_held = False
@@ -83,7 +85,7 @@ class ProcessLoop:
         for process in list(self._processes.values()):
             process.signal(number)
         if number != signal.SIGINT:
-            for orphan in set(child_pids()) - set(self._children):
+            for orphan in set(child_pids()) - self._others - set(self._children):
                 with suppress(ProcessLookupError):
                     os.kill(orphan, number)
 
@@ -96,8 +98,8 @@ class ProcessLoop:
 
     def run_loop(self) -> None:
         """Runs until no process is left."""
-        adopt_orphans()
-        with self.resources as resources:
+        self._others = frozenset(child_pids())
+        with orphans_adopted(), self.resources as resources:
             resources.enter_context(self.selector)
             signals = resources.enter_context(announced_signals())
             resources.callback(self._kill_all)  # whatever goes wrong in here
@@ -188,19 +190,31 @@ class ProcessLoop:
 
     def _reap(self) -> bool:
         """Takes note of all that ended; False when no process is left."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                break
+        is_any_left, ended = self._ended()
+        for pid, status in ended:
             callback = self._children.pop(pid, None)
             if callback is not None:
                 callback(status)
+        if not is_any_left:
+            return False
         if not self.goes_on() and not self.is_busy():
             self.wind_up()
         return True
+
+    def _ended(self) -> tuple[bool, list[tuple[int, int]]]:
+        """Returns whether any process is left, and who has ended, with what `os.waitpid` says."""
+        ended: list[tuple[int, int]] = []
+        while True:
+            # Where this process has other children, whoever has made those asks for their ends.
+            asked = set(child_pids()) - self._others if self._others else (-1,)
+            try:
+                found = [os.waitpid(pid, os.WNOHANG) for pid in asked]
+            except ChildProcessError:
+                return False, ended
+            new = [each for each in found if each[0]]
+            ended += new
+            if not new:
+                return bool(asked), ended
 
     def _kill_all(self) -> None:
         for process in self._processes.values():

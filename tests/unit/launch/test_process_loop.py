@@ -47,6 +47,16 @@ def test_workers_are_followed_to_their_end():
     assert not loop.is_busy()
 
 
+def test_other_children_of_this_process_are_left_alone():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        loop = Loop("import os; os._exit(3)")
+        loop.run_loop()
+        assert loop.ends == {0: 3, 1: 3}
+        assert other.poll() is None
+        other.communicate(b"end\n")
+    assert other.returncode == 0
+
+
 def test_all_get_the_signal_that_is_due():
     def look(loop):
         if loop.ready() == [0, 1] or loop.ready() == [1, 0]:

@@ -83,22 +83,22 @@ def test_calls_of_every_kind_have_flows_there_and_back(cluster) -> None:
 
 
 def test_sums_of_spans_are_what_is_counted(cluster) -> None:
-    before = {(e.role, e.function): e for e in RECORDER.traffic.of("worker0")}
+    before = {(e.role, e.function, e.peer): e for e in RECORDER.traffic.of("worker0")}
     RECORDER.count()
     spans = record(wait_for_all)
-    counted = {(e.role, e.function): e for e in RECORDER.traffic.of("worker0")}
-    for (role, function), each in counted.items():
+    counted = {(e.role, e.function, e.peer): e for e in RECORDER.traffic.of("worker0")}
+    for (role, function, peer), each in counted.items():
         if role == "made" and not function.endswith(":abs"):
             ours = [
                 span for span in spans
-                if span.name == function and span.kind in ("call", "answer")
+                if (span.name, span.peer) == (function, peer) and span.kind in ("call", "answer")
             ]  # fmt: skip
-            earlier = before.get((role, function))
+            earlier = before.get((role, function, peer))
             assert each.count - (earlier.count if earlier else 0) == len(ours)
             assert each.sent - (earlier.sent if earlier else 0) == sum(s.sent for s in ours)
             seconds = sum(s.end - (s.at or s.start) for s in ours) / 1e9
             assert each.seconds - (earlier.seconds if earlier else 0) == pytest.approx(seconds)
-    assert ("made", "to_here") in counted
+    assert ("made", "to_here", "worker1") in counted
 
 
 def time_out() -> None:
