@@ -22,10 +22,10 @@ from lockstitch.link.sockets import connect
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from lockstitch.attach.folder import Entry
-    from lockstitch.attach.values import ProcessReport, Question
+    from lockstitch.attach.values import Question
 
 PURPOSE: Final = "attach"
 """That of the secret which gateways and those who ask them have: see `Secret.of`."""
@@ -97,19 +97,9 @@ def ask_everywhere(entries: Sequence[Entry], question: Question) -> Answers:
 
 def add(answers: Answers, other: FarAnswer) -> None:
     """Adds what a gateway has told; each process once."""
-    known = {_key_of(each.card.pid, each.card.born, each.host) for each in answers.reports}
-    answers.reports += _unknown(other.reports, known)
+    known = {(each.card.pid, each.card.born, each.host) for each in answers.reports}
+    answers.reports += [
+        each for each in other.reports if (each.card.pid, each.card.born, each.host) not in known
+    ]
     answers.silent += other.silent
     answers.unreached += other.unreached
-
-
-def _unknown(
-    reports: Iterable[ProcessReport], known: set[tuple[int, int, str]]
-) -> list[ProcessReport]:
-    return [
-        each for each in reports if _key_of(each.card.pid, each.card.born, each.host) not in known
-    ]
-
-
-def _key_of(pid: int, born: int, host: str) -> tuple[int, int, str]:
-    return pid, born, host

@@ -28,6 +28,11 @@ from lockstitch.wire.encoding import encode
 JOIN_SECONDS = 60
 
 
+def leaf():
+    """A leaf of three ones, in double precision."""
+    return torch.ones(3, dtype=torch.float64, requires_grad=True)
+
+
 class Clerk:
     """One worker's counter in the post office: its agent, as far as autograd needs one."""
 

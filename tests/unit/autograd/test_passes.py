@@ -19,20 +19,11 @@ from tests.unit.autograd.post_office import (
     context_on,
     double,
     forward,
+    leaf,
     transfer,
 )
 
 WAIT_SECONDS = 60
-
-
-@pytest.fixture
-def office():
-    with PostOffice(3) as opened:
-        yield opened
-
-
-def leaf():
-    return torch.ones(3, dtype=torch.float64, requires_grad=True)
 
 
 # ---------------------------------------------------------------- passes

@@ -12,25 +12,15 @@ from lockstitch.autograd.context import set_current_context
 from lockstitch.errors import DistAutogradError
 from lockstitch.wire import messages
 from tests.unit.autograd.post_office import (
-    PostOffice,
     call,
     context_on,
     double,
     forward,
     gradients_on,
+    leaf,
 )
 
 WAIT_SECONDS = 60
-
-
-@pytest.fixture
-def office():
-    with PostOffice(3) as opened:
-        yield opened
-
-
-def leaf():
-    return torch.ones(3, dtype=torch.float64, requires_grad=True)
 
 
 # ---------------------------------------------------------------- contexts

@@ -20,7 +20,7 @@ from lockstitch.autograd.stitch import (
 from lockstitch.ids import GlobalId
 from lockstitch.torch_internals.autograd import run_engine
 from lockstitch.wire.messages import Stitch
-from tests.unit.autograd.post_office import PostOffice, context_on, transfer
+from tests.unit.autograd.post_office import context_on, transfer
 
 MESSAGE = GlobalId(1, 0, 5)
 
@@ -117,12 +117,6 @@ def test_other_nodes_are_no_receives():
 
 
 # ---------------------------------------------------------------- the interceptor
-
-
-@pytest.fixture
-def office():
-    with PostOffice(3) as opened:
-        yield opened
 
 
 def stitcher(participant):
