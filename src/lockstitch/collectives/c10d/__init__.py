@@ -18,6 +18,7 @@ is ready for it. Operations that are ready together are fused.
 - `performing`: what an order comes down to: from requests to results
 - `group_operations`: the operations of a process group
 - `exchange`: vectors that the ranks reduce between them, in chunks; no I/O
+- `entrance`: where ranks connect to another
 - `peer_connections`, `chunk_transfer`: over which connections, and moving the chunks over them
 - `hierarchical`: the same, with the ranks of each host going through shared memory
 """

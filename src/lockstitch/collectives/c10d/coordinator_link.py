@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d import messages
+from lockstitch.collectives.c10d.entrance import Entrance
 from lockstitch.collectives.c10d.messages import Leave, Lost, Message, Welcome
 from lockstitch.collectives.c10d.routes import Addressed
 from lockstitch.errors import CollectiveError, HandshakeError, ProtocolError
 from lockstitch.ids import WorkerInfo
 from lockstitch.link.addresses import hint
-from lockstitch.link.door import Door, Guest
 from lockstitch.link.handshake import ListenerHandshake, why_other_version
 from lockstitch.link.line import call
 from lockstitch.link.pulse import Pulse
@@ -38,14 +38,10 @@ if TYPE_CHECKING:
 
     from lockstitch.clock import Clock
     from lockstitch.collectives.c10d.link_options import LinkOptions
+    from lockstitch.link.door import Guest
     from lockstitch.link.greetings import Hello
     from lockstitch.link.line import Line
     from lockstitch.transport import Connection, Listener, Pollable, Transport
-
-_MOST_STRANGERS = 128
-_GUEST_SECONDS = 30.0
-# Where nobody can be let in, one looks again after so long.
-_PAUSE_SECONDS = 0.1
 
 
 class CoordinatorClient:
@@ -143,20 +139,22 @@ class CoordinatorServer:
         self._clock = clock
         self._deadline = clock.now() + link_options.greeting_seconds
         self._pulse = Pulse(link_options.heartbeat, clock)
-        most = _MOST_STRANGERS + len(self._expected)
-        self._door: Door[Guest[Connection]] = Door(clock, most, _GUEST_SECONDS, self._turn_away)
-        self._guests: dict[int, Guest[Connection]] = {}
-        """By what the poller knows of them: the connection."""
         self._coordinator = coordinator
         self._hear = hear
         self._transport = transport
-        self._listener = listener
         self._poller = transport.poller()
+        self._entrance = Entrance(
+            listener,
+            self._poller,
+            clock,
+            lambda: ListenerHandshake(self._info, link_options.secret, self._why_not),
+            self._accept_rank,
+            expected=len(self._expected),
+        )
         self._lines: dict[int, Line[Connection]] = {}
         self._own: SimpleQueue[Message] = SimpleQueue()
         self._ranks: dict[int, int] = {}
         """Which rank is behind a connection."""
-        self._is_full = False
         self._is_closed = False
         self.bytes_sent = 0
         self._thread = threading.Thread(
@@ -190,19 +188,17 @@ class CoordinatorServer:
             self._hear(words)
 
     def _serve(self) -> None:
-        self._poller.add(self._listener)
-        self._poller.arm(self._listener)
+        self._entrance.open()
         while True:
             if self._is_waiting:
                 self._await_all()
-            self._door.pass_time()
+            self._entrance.pass_time()
             for silent, why in self._pulse.pass_time():
                 self._hang_up(cast("Line[Connection]", silent), why)
             told: list[tuple[int, Message]] = []
             for pollable in self._poller.wait(self._remaining_seconds()):
                 self._look_at(pollable, told)
-            if self._is_full:
-                self._poller.arm(self._listener)
+            self._entrance.reopen()
             while not self._own.empty():
                 told.append((self._rank, self._own.get()))
             self._send(self._coordinator.hear(told))
@@ -222,11 +218,7 @@ class CoordinatorServer:
         self._send([Addressed(rank, Welcome()) for rank in (*self._lines, self._rank)])
 
     def _remaining_seconds(self) -> float | None:
-        waits = [
-            self._door.seconds_to_next(),
-            self._pulse.seconds_to_next(),
-            _PAUSE_SECONDS if self._is_full else None,
-        ]
+        waits = [self._entrance.seconds_to_next(), self._pulse.seconds_to_next()]
         if self._is_waiting and self._expected:
             waits.append(max(0.0, self._deadline - self._clock.now()))
         return min((wait for wait in waits if wait is not None), default=None)
@@ -246,18 +238,15 @@ class CoordinatorServer:
             if others:
                 words += f", nor did {names.in_words(others)}"
             if place := self._options.place_of(first):
-                words += f"{place}; unless it has died, {hint(self._listener.address)}"
+                words += f"{place}; unless it has died, {hint(self._entrance.address)}"
             for rank in (first, *others):
                 self._send(self._coordinator.lost(rank, words))
 
     def _look_at(self, pollable: Pollable, told: list[tuple[int, Message]]) -> None:
-        if pollable is self._listener:
-            self._let_in()
+        if self._entrance.look_at(pollable):
             return
-        guest, rank = self._guests.get(id(pollable)), self._ranks.get(id(pollable))
-        if guest is not None:
-            self._greet(guest)
-        elif rank is not None:
+        rank = self._ranks.get(id(pollable))
+        if rank is not None:
             self._hear_rank(rank, told)
         self._poller.arm(pollable)
 
@@ -276,58 +265,27 @@ class CoordinatorServer:
         except (ConnectionError, ProtocolError) as error:
             self._hang_up(line, error)
 
-    def _let_in(self) -> None:
-        """Takes in somebody who has connected; they wait where this process can open no more
-        files."""
-        try:
-            connection = self._listener.accept()
-        except OSError:
-            self._is_full = True
-            self._door.make_room()
-            return
-        self._is_full = False
-        if connection is not None:
-            handshake = ListenerHandshake(self._info, self._options.secret, self._why_not)
-            guest = self._guests[id(connection)] = Guest(connection, handshake)
-            self._poller.add(connection)
-            self._poller.arm(connection)
-            self._door.admit(guest)
-        self._poller.arm(self._listener)
-
     def _why_not(self, hello: Hello) -> str:
         """Why one that has proved itself does not come in."""
         rank = hello.worker.rank
         return f"rank {rank} is here already" if rank in self._lines else why_other_version(hello)
 
-    def _greet(self, guest: Guest[Connection]) -> None:
-        refusal = guest.listen()
-        if refusal:
-            self._door.turn_away(guest, refusal)
-        elif refusal is not None and self._door.let_in(guest):
-            self._accept_rank(guest)
-
-    def _accept_rank(self, guest: Guest[Connection]) -> None:
-        """Takes in a rank that has proved itself."""
+    def _accept_rank(self, guest: Guest[Connection]) -> bool:
+        """Takes in a rank that has proved itself; returns whether it is still there."""
         assert guest.handshake.caller is not None
         rank = guest.handshake.caller.id
-        del self._guests[id(guest.stream)]
-        self._ranks[id(guest.stream)] = rank
         try:
             line = guest.line(messages.MOST_BYTES, is_authenticated=self._options.is_authenticated)
             if rank in self._expected and not self._is_waiting:
                 line.send(messages.encode(Lost(rank, "came too late")))
         except ConnectionError:
-            self._turn_away(guest)  # it may come again
-            return
+            self._entrance.turn_away(guest)  # it may come again
+            return False
+        self._ranks[id(guest.stream)] = rank
         self._lines[rank] = line
         self._pulse.add(line)
         self._expected.discard(rank)
-
-    def _turn_away(self, guest: Guest[Connection]) -> None:
-        self._poller.remove(guest.stream)
-        self._guests.pop(id(guest.stream), None)
-        self._ranks.pop(id(guest.stream), None)
-        guest.stream.close()
+        return True
 
     def _hang_up(self, line: Line[Connection], why: Exception) -> None:
         self._poller.remove(line.stream)
@@ -356,8 +314,7 @@ class CoordinatorServer:
             with contextlib.suppress(ConnectionError):
                 line.send(messages.encode(words))
             line.close()
-        self._door.close()
-        self._listener.close()
+        self._entrance.close()
         self._poller.close()
         self._transport.close()
 

@@ -12,9 +12,9 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.collectives.c10d.entrance import Entrance
 from lockstitch.errors import CollectiveError, HandshakeError
 from lockstitch.ids import WorkerInfo
-from lockstitch.link.door import Door, Guest
 from lockstitch.link.handshake import ListenerHandshake, why_other_version
 from lockstitch.link.line import call
 from lockstitch.rendezvous import missing_keys
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
     from lockstitch.clock import Clock
     from lockstitch.collectives.c10d.link_options import LinkOptions
+    from lockstitch.link.door import Guest
     from lockstitch.link.greetings import Hello
-    from lockstitch.transport import Listener, Pollable, TcpTransport
+    from lockstitch.transport import Connection, Listener, TcpTransport
 
-_MOST_STRANGERS: Final = 128
-_GUEST_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.5
 _NO_RECORDS: Final = 0
 
@@ -60,7 +59,7 @@ class PeerConnections:
         """Guards the connections, and tells of each that comes."""
         self._calling = threading.Lock()
         self._is_closed = False
-        self._entrance: _Entrance | None = None
+        self._entrance: _Entry | None = None
 
     def __repr__(self) -> str:
         return f"<PeerConnections of rank {self._rank} · {len(self._streams)}>"
@@ -93,12 +92,12 @@ class PeerConnections:
 
     # ------------------------------------------------------------ inside
 
-    def _listen(self) -> _Entrance:
+    def _listen(self) -> _Entry:
         try:
             listener = self._transport.listen()
         except OSError:  # all of the ports that may be used are taken
             listener = self._transport.listen_anywhere()
-        entrance = _Entrance(self, listener, self._transport, self.clock)
+        entrance = _Entry(self, listener, self._transport, self.clock)
         self._store.set(_key(self._rank), listener.address)
         return entrance
 
@@ -179,20 +178,15 @@ class PeerConnections:
         return f"rank {rank} is here already" if rank in self._streams else why_other_version(hello)
 
 
-class _Entrance:
+class _Entry:
     """Where others connect to a rank; a thread of its own lets them in."""
 
     def __init__(
         self, peers: PeerConnections, listener: Listener, transport: TcpTransport, clock: Clock
     ) -> None:
         self._peers = peers
-        self._listener = listener
         self._poller = transport.poller()
-        self._door: Door[Guest[StreamConnection]] = Door(
-            clock, _MOST_STRANGERS, _GUEST_SECONDS, self._turn_away
-        )
-        self._guests: dict[int, Guest[StreamConnection]] = {}
-        """By what the poller knows of them: the connection."""
+        self._entrance = Entrance(listener, self._poller, clock, peers.handshake, self._welcome)
         self._is_closed = False
         name = f"{peers!r} entrance"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -205,59 +199,28 @@ class _Entrance:
         self._thread.join()
 
     def _run(self) -> None:
-        self._poller.add(self._listener)
-        self._poller.arm(self._listener)
+        self._entrance.open()
         while not self._is_closed:
-            for pollable in self._poller.wait(self._door.seconds_to_next()):
-                self._look_at(pollable)
-            self._door.pass_time()
-        self._door.close()
-        self._listener.close()
+            for pollable in self._poller.wait(self._entrance.seconds_to_next()):
+                self._entrance.look_at(pollable)
+            self._entrance.reopen()
+            self._entrance.pass_time()
+        self._entrance.close()
         self._poller.close()
 
-    def _look_at(self, pollable: Pollable) -> None:
-        if pollable is self._listener:
-            self._let_in()
-            return
-        guest = self._guests.get(id(pollable))
-        if guest is None:
-            return
-        refusal = guest.listen()
-        if refusal:
-            self._door.turn_away(guest, refusal)
-        elif refusal is None:
-            self._poller.arm(pollable)
-        elif self._door.let_in(guest):
-            self._welcome(guest)
-
-    def _let_in(self) -> None:
+    def _welcome(self, guest: Guest[Connection]) -> bool:
+        """Hands the connection on to those who exchange chunks: the poller is done with it."""
+        stream, caller = guest.stream, guest.handshake.caller
+        assert isinstance(stream, StreamConnection)
+        assert caller is not None
+        self._poller.remove(stream)
         try:
-            connection = self._listener.accept()
-        except OSError:  # this process can open no more files
-            self._door.make_room()
-            connection = None
-        if isinstance(connection, StreamConnection):
-            guest = self._guests[id(connection)] = Guest(connection, self._peers.handshake())
-            self._poller.add(connection)
-            self._poller.arm(connection)
-            self._door.admit(guest)
-        self._poller.arm(self._listener)
-
-    def _welcome(self, guest: Guest[StreamConnection]) -> None:
-        assert guest.handshake.caller is not None
-        self._poller.remove(guest.stream)
-        del self._guests[id(guest.stream)]
-        try:
-            guest.stream.send([guest.welcome])
+            stream.send([guest.welcome])
         except OSError:
-            guest.stream.close()
-            return
-        self._peers.add(guest.handshake.caller.id, guest.stream)
-
-    def _turn_away(self, guest: Guest[StreamConnection]) -> None:
-        self._poller.remove(guest.stream)
-        self._guests.pop(id(guest.stream), None)
-        guest.stream.close()
+            stream.close()
+        else:
+            self._peers.add(caller.id, stream)
+        return False
 
 
 def _key(rank: int) -> str:

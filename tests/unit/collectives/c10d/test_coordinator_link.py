@@ -166,11 +166,11 @@ def test_strangers_that_say_nothing_go_after_a_while() -> None:
     clock = ManualClock()
     room = Room(clock)
     stranger = room.connect()
-    wait_until(lambda: len(room.coordinator_rank._door) == 1)
+    wait_until(lambda: len(room.coordinator_rank._entrance._door) == 1)
     clock.advance(30.5)
     room.coordinator_rank.tell(Ask(ANYTHING))  # wakes it
     assert is_closed(stranger)
-    assert room.coordinator_rank._door.refused() == {"too slow": 1}
+    assert room.coordinator_rank._entrance._door.refused() == {"too slow": 1}
     stranger.close()
     room.coordinator_rank.close()
 
@@ -222,16 +222,16 @@ def test_what_is_sent_is_counted_with_its_seal(room: Room) -> None:
 
 def test_callers_wait_while_no_more_files_can_be_opened(room, monkeypatch) -> None:
     tried = threading.Event()
-    accept = room.coordinator_rank._listener.accept
+    accept = room.coordinator_rank._entrance._listener.accept
 
     def none_left() -> None:
         tried.set()
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(room.coordinator_rank._listener, "accept", none_left)
+    monkeypatch.setattr(room.coordinator_rank._entrance._listener, "accept", none_left)
     caller = room.connect()
     assert tried.wait(60)
-    monkeypatch.setattr(room.coordinator_rank._listener, "accept", accept)
+    monkeypatch.setattr(room.coordinator_rank._entrance._listener, "accept", accept)
     join(room).close()
     caller.close()
 
