@@ -205,14 +205,10 @@ def metrics(
     Who asks over HTTP must give the token that is printed, as a bearer's or in the URL; or that of
     the variable LOCKSTITCH_METRICS_TOKEN.
     """
-    try:
-        module = import_module("lockstitch.observe.metrics")
-    except ImportError as error:
-        typer.echo(
-            "lockstitch: prometheus-client is not installed: pip install 'lockstitch[metrics]'",
-            err=True,
-        )
-        raise typer.Exit(1) from error
+    module = _import_with_extra(
+        "lockstitch.observe.metrics",
+        "prometheus-client is not installed: pip install 'lockstitch[metrics]'",
+    )
     with _errors_in_words():
         if port is None:
             typer.echo(module.metrics_text(job), nl=False)
@@ -241,14 +237,10 @@ def dashboard(
     It listens at 127.0.0.1 only, and whoever opens it must know the token in the address that is
     printed.
     """
-    try:
-        module = import_module("lockstitch.dashboard.serving")
-    except ImportError as error:
-        typer.echo(
-            f"lockstitch: the page needs {error.name}: pip install 'lockstitch[dashboard]'",
-            err=True,
-        )
-        raise typer.Exit(1) from error
+    module = _import_with_extra(
+        "lockstitch.dashboard.serving",
+        "the page needs {missing}: pip install 'lockstitch[dashboard]'",
+    )
 
     def announce(address: str) -> None:
         typer.echo(address)
@@ -289,6 +281,16 @@ def graph(
 
 
 # ---------------------------------------------------------------- inside
+
+
+def _import_with_extra(module: str, complaint: str) -> Any:
+    """Returns a module that needs an extra; where that is not installed the command ends with the
+    complaint, in which `{missing}` is what cannot be imported."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        typer.echo(f"lockstitch: {complaint.format(missing=error.name)}", err=True)
+        raise typer.Exit(1) from error
 
 
 def _in_words(recorded: tracing.Trace, path: Path) -> str:
