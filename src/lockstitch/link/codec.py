@@ -37,8 +37,8 @@ class Codec(Generic[T]):
     """Writes and reads records of one class, or of several, which are then told apart by name.
 
     A record is the list of its fields. `by_name`: a mapping instead, for what other versions may
-    read: they leave out what they do not know, and take the default of what is not there. What is
-    refused raises `error`, with `complaint` and the reason.
+    read: they leave out what they do not know, and take the default of what is not there. So what
+    has its default is not written. What is refused raises `error`, with `complaint` and the reason.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Codec(Generic[T]):
         if self._only is None:
             name = type(record).__name__
             plain = [name, *self._forms[name].values(record)]
+        elif self._by_name:
+            plain = self._only.by_name(record)
         else:
             plain = self._only.values(record)
-            if self._by_name:
-                plain = dict(zip(self._only.names, plain, strict=True))
         return _to_json(plain).encode()
 
     def decode(self, content: bytes | bytearray) -> T:
@@ -101,6 +101,10 @@ class _Fields(Generic[T]):
 
     def values(self, record: T) -> list[Any]:
         return [getattr(record, name) for name in self.names]
+
+    def by_name(self, record: T) -> dict[str, Any]:
+        named = {field.name: (getattr(record, field.name), field.default) for field in self._fields}
+        return {name: value for name, (value, default) in named.items() if value != default}
 
     def of_list(self, values: Sequence[Any]) -> T:
         if type(values) is not list or len(values) != len(self._readers):

@@ -131,7 +131,7 @@ def test_joining_takes_a_constant_number_of_requests_of_each(size) -> None:
     assert tally.asked.requests == 8 * size
     # Everybody reads the entries of all, in one request: that is what a directory is.
     assert tally.keys["multi_get"] == size * size
-    assert tally.asked.bytes <= 220 * size * (size + 3)
+    assert tally.asked.bytes <= 200 * size * (size + 3)
     # Eight requests and their answers: whoever waits does not wait for one who waits.
     assert tally.asked.depth == 2 * 8
 
@@ -140,7 +140,7 @@ def test_joining_takes_a_constant_number_of_requests_of_each(size) -> None:
 def test_joining_in_blocks_takes_hardly_more_of_each(size) -> None:
     tally = count_start(size)
     assert tally.asked.requests <= 11 * size
-    assert tally.asked.bytes <= 220 * size * (size + 3)
+    assert tally.asked.bytes <= 200 * size * (size + 3)
     assert tally.asked.depth <= 2 * 16
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ WRONG: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_fields_of_other_types_are_refused_by_name(field: str, value: Any) -> None:
-    entry = json.loads(NAMED.encode(Record(1)))
+    names = [each.name for each in dataclasses.fields(Record)]
+    entry = dict(zip(names, json.loads(ONE.encode(Record(1))), strict=True))
     entry[field] = value
     for codec, plain in (
         (NAMED, entry),
@@ -130,6 +132,11 @@ def test_no_bytes_do_anything_else_than_being_refused(content: bytes) -> None:
     for codec in (ONE, NAMED, SEVERAL):
         with pytest.raises(ProtocolError):
             codec.decode(content)
+
+
+def test_by_name_what_has_its_default_is_not_written() -> None:
+    assert NAMED.encode(Record(1)) == b'{"number":1}'
+    assert json.loads(NAMED.encode(Record(1, text="x"))) == {"number": 1, "text": "x"}
 
 
 def test_by_name_other_versions_may_know_more_or_less() -> None:
