@@ -408,7 +408,9 @@ def _chosen_backend(topology: Topology, options: SessionOptions) -> BackendName:
 def _opened_store(store: str | Store, rank: int, size: int, timeout_seconds: float) -> Store:
     if isinstance(store, Store):
         return open_store(store, rank, size, timeout_seconds)
-    place = tuple(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    place = tuple(
+        os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "LOCKSTITCH_STORE")
+    )
     return _kept_store(os.getpid(), place, store, rank, size, timeout_seconds)
 
 

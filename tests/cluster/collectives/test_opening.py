@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from tests.cluster.collectives.ranks import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 SECONDS = 60.0
 
@@ -125,3 +127,17 @@ def test_listener_that_nobody_on_another_host_reaches_is_told_by_all(
     for error in errors:
         assert "can be reached at tcp:127.0.0.1:" in str(error)
         assert "where rank 2, on another host" in str(error)
+
+
+def test_ranks_that_are_told_another_file_of_the_same_port_meet_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    for job in ("first", "second"):
+        folder = tmp_path / job
+        folder.mkdir()
+        monkeypatch.setenv("LOCKSTITCH_STORE", str(folder / "29500"))
+        options = SessionOptions(timeout_seconds=5.0)
+        in_threads(2, lambda rank: open_session(rank, 2, "env://", options).shutdown())  # noqa: B023
+        shutil.rmtree(folder)
