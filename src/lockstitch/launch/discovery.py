@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 from contextlib import suppress
+from functools import partial
 from typing import IO, TYPE_CHECKING, Protocol
 
 from lockstitch.launch.hosts import Slots, parse_discovered
+from lockstitch.launch.process_loop import read_rest
 
 if TYPE_CHECKING:
     import signal
@@ -85,10 +87,11 @@ class Discovery:
             self._next_at = self._clock.now() + _PERIOD_SECONDS
             self._complain(f"{self._script} cannot be run: {error}")
             return
-        assert self._process.stdout is not None
+        pipe = self._process.stdout
+        assert pipe is not None
         self._said.clear()
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._loop.call_when_readable(self._process.stdout, self._read)
+        os.set_blocking(pipe.fileno(), False)
+        self._loop.call_when_readable(pipe, partial(self._take, pipe))
         self._loop.call_at_end(self._process.pid, self._note_end)
 
     def signal(self, number: signal.Signals) -> None:
@@ -105,8 +108,7 @@ class Discovery:
         process.returncode = code = os.waitstatus_to_exitcode(wait_status)
         self._next_at = self._clock.now() + _PERIOD_SECONDS
         assert process.stdout is not None
-        while not process.stdout.closed and self._take(process.stdout):
-            pass
+        read_rest(process.stdout, partial(self._take, process.stdout))
         self._end_of(process.stdout)
         if code != 0:
             self._complain(f"{self._script} ended with status {code}")
@@ -121,20 +123,15 @@ class Discovery:
             self._known = found
             self.tell(found)
 
-    def _read(self) -> None:
-        process = self._process
-        if process is not None and process.stdout is not None:
-            self._take(process.stdout)
-
-    def _take(self, pipe: IO[bytes]) -> bool:
+    def _take(self, pipe: IO[bytes]) -> int:
         try:
             data = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:
-            return False
+            return 0
         self._said += data
         if not data:
             self._end_of(pipe)
-        return bool(data)
+        return len(data)
 
     def _end_of(self, pipe: IO[bytes]) -> None:
         if not pipe.closed:

@@ -11,9 +11,12 @@ The launcher is one (`job`), and so is its agent on another host (`agent.host_ag
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import selectors
 import signal
+import termios
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import IO, TYPE_CHECKING, Literal
@@ -156,17 +159,18 @@ class ProcessLoop:
                 else:
                     self.call_when_readable(pipe, read)
 
-    def _read(self, worker: int, name: StreamName, pipe: IO[bytes]) -> bool:
-        """Takes what waits in a pipe; False when nothing does, or nothing will any more."""
+    def _read(self, worker: int, name: StreamName, pipe: IO[bytes]) -> int:
+        """Takes what waits in a pipe; returns how many bytes, 0 also when nothing will come any
+        more."""
         try:
             chunk = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:
-            return False
+            return 0
         if chunk:
             self.take_output(worker, name, chunk)
         else:
             self._close(pipe)
-        return bool(chunk)
+        return len(chunk)
 
     def _close(self, pipe: IO[bytes]) -> None:
         if self._pipes.pop(pipe, None) is not None:
@@ -180,9 +184,7 @@ class ProcessLoop:
         streams: tuple[tuple[StreamName, IO[bytes]], ...]
         streams = (("stdout", process.stdout), ("stderr", process.stderr))
         for name, pipe in streams:
-            # An orphan may hold the pipe open for ever: take what is there, await no end.
-            while not pipe.closed and self._read(process.rank, name, pipe):
-                pass
+            read_rest(pipe, partial(self._read, process.rank, name, pipe))
             self._close(pipe)
         self.take_end(process)
 
@@ -206,16 +208,33 @@ class ProcessLoop:
         ended: list[tuple[int, int]] = []
         while True:
             # Where this process has other children, whoever has made those asks for their ends.
-            asked = set(child_pids()) - self._others if self._others else (-1,)
-            try:
-                found = [os.waitpid(pid, os.WNOHANG) for pid in asked]
-            except ChildProcessError:
-                return False, ended
+            asked = set(child_pids()) - self._others if self._others else {-1}
+            found = [each for each in map(_wait_status, asked) if each is not None]
             new = [each for each in found if each[0]]
             ended += new
             if not new:
-                return bool(asked), ended
+                return bool(found), ended
 
     def _kill_all(self) -> None:
         for process in self._processes.values():
             process.signal(signal.SIGKILL)
+
+
+def read_rest(pipe: IO[bytes], read: Callable[[], int]) -> None:
+    """Has `read` take what waits in the pipe of a process that has ended, unless it is closed. An
+    orphan may hold it open, or even write to it, for ever: what comes from now on is nobody's."""
+    if not pipe.closed:
+        waiting = array.array("i", [0])
+        fcntl.ioctl(pipe.fileno(), termios.FIONREAD, waiting)
+        left = waiting[0]
+        while left > 0 and (count := read()):
+            left -= count
+
+
+def _wait_status(pid: int) -> tuple[int, int] | None:
+    """What `os.waitpid` says of a child without waiting; None where there is none, or somebody else
+    has taken note of its end."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from lockstitch.launch.discovery import Discovery
 from lockstitch.testing import ManualClock
@@ -88,3 +89,11 @@ def test_a_script_that_fails_again_and_again_is_heard_once(tmp_path, capfd):
         loop.clock.advance(1.0)
     assert capfd.readouterr().err.count("I fail") == 1
     assert len(loop.complaints) == 1
+
+
+def test_what_a_script_leaves_behind_may_write_for_ever(tmp_path):
+    loop = Loop(script(tmp_path, "echo h1; yes h1 & :"))
+    take = loop.discovery._take
+    loop.discovery._take = lambda pipe: threading.Event().wait(0.01) or take(pipe)
+    loop.turn()
+    assert loop.discovery.seconds_to_next() == 1.0

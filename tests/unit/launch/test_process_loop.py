@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
+from lockstitch.launch import process_loop
 from lockstitch.launch.process import WorkerProcess
 from lockstitch.launch.process_loop import ProcessLoop
 
@@ -55,6 +57,27 @@ def test_other_children_of_this_process_are_left_alone():
         assert other.poll() is None
         other.communicate(b"end\n")
     assert other.returncode == 0
+
+
+def test_a_child_whose_end_somebody_else_has_noted_is_not_the_last(monkeypatch):
+    children, gone = process_loop.child_pids, []
+    monkeypatch.setattr(process_loop, "child_pids", lambda: [*gone, *children()])
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        loop = Loop("import os; os._exit(3)")
+        begin = loop.begin
+        loop.begin = lambda: [begin(), gone.append(os.getpid())]
+        loop.run_loop()
+        other.communicate(b"end\n")
+    assert loop.ends == {0: 3, 1: 3}
+
+
+def test_an_orphan_that_writes_for_ever_does_not_keep_a_worker_from_ending():
+    loop = Loop(
+        "import os, subprocess\nsubprocess.Popen(['yes'], start_new_session=True); os._exit(3)",
+        lambda _loop: threading.Event().wait(0.01),  # so that more is there by the next look
+    )
+    loop.run_loop()
+    assert loop.ends == {0: 3, 1: 3}
 
 
 def test_all_get_the_signal_that_is_due():

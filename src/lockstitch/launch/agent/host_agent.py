@@ -111,8 +111,8 @@ class HostAgent(ProcessLoop):
         except OSError as error:
             self._tell(NotStarted(start.worker, str(error)))
             return
+        self.follow(process)  # first: who hears that the launcher is gone is to end this one, too
         self._tell(Started(start.worker, process.pid))
-        self.follow(process)
 
     def _signal(self, message: Signal) -> None:
         number = signal.Signals(message.number)

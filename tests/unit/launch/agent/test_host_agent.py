@@ -243,6 +243,16 @@ def test_a_sign_of_life_is_answered(begin):
     assert agent.process.stdout.readline() == b"\n"
 
 
+def test_a_worker_whose_start_nobody_hears_of_is_ended(begin):
+    agent = begin(WAITS)
+    agent.process.send_signal(signal.SIGSTOP)
+    agent.start(0)
+    agent.process.stdin.close()
+    agent.process.stdout.close()
+    agent.process.send_signal(signal.SIGCONT)
+    assert agent.process.wait(SECONDS) == 0
+
+
 # Writes until nothing is taken any more, then tidies up when it is told to end, which it says, too.
 TIDY = """
 import os, pathlib, select, signal, sys
