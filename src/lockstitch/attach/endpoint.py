@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import os
 import signal
 import socket
+import threading
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.values import Question
@@ -34,6 +36,11 @@ _LONGEST_QUESTION: Final = 1 << 16
 _QUESTION_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 10.0
 _ROOT: Final = 0
+_PASSING: Final = {
+    errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED
+}  # fmt: skip
+"""What keeps this process from answering only for now."""
+_PAUSE_SECONDS: Final = 0.1
 QUESTIONS: Final = Codec(Question, complaint="this is no question", by_name=True)
 
 
@@ -44,6 +51,7 @@ class Endpoint:
     def __init__(self, entry: Entry, answer: Callable[[Question], bytes]) -> None:
         self._entry = entry
         self._answer = answer
+        self._is_closed = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._listener.bind(str(entry.fresh_address))
@@ -78,6 +86,7 @@ class Endpoint:
 
     def close(self) -> None:
         """Answers no more, and is found no more; harmless when repeated."""
+        self._is_closed.set()
         self._entry.remove()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits
@@ -91,8 +100,10 @@ class Endpoint:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError as error:
+                if error.errno not in _PASSING or self._is_closed.wait(_PAUSE_SECONDS):
+                    return
+                continue
             try:
                 _thread.start_new_thread(self._talk, (connection,))
             except RuntimeError:  # there can be no more threads

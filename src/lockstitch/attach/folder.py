@@ -113,7 +113,10 @@ class Entry:
 
     def age_seconds(self) -> float:
         """Returns how long ago its latest file was written."""
-        times = [path.stat().st_mtime for path in self._files() if path.exists()]
+        times = []
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                times.append(path.stat().st_mtime)
         return time.time() - max(times, default=time.time())
 
     def write_card(self, card: Card) -> None:

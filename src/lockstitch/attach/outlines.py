@@ -51,7 +51,7 @@ def _joined(cards: Sequence[Card]) -> list[list[Card]]:
 
     def root(each: Hashable) -> Hashable:
         while (above := roots.setdefault(each, each)) != each:
-            each = above
+            roots[each] = each = roots[above]  # the next way is half as long
         return each
 
     by_pid = {card.pid: card for card in cards}

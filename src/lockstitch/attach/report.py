@@ -44,7 +44,9 @@ def make_report(card: Card, sources: Sources, question: Question) -> ProcessRepo
     threads: tuple[ThreadReport, ...] = ()
     if question.threads or question.stacks:
         threads = tuple(look_at_threads(stacks=question.stacks))
-    growth = _Growth(sources, question) if question.rate_seconds > 0 else None
+    # As in `_record`: a launcher does not stand still for it.
+    is_rate_asked = question.rate_seconds > 0 and card.kind != "launcher"
+    growth = _Growth(sources, question) if is_rate_asked else None
     workers = _from_all(sources.workers, question, ends_at, gaps)
     groups = _from_all(sources.groups, question, ends_at, gaps)
     system = look_at(os.getpid())

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _MOST_GUESTS = 4096
 _GUEST_SECONDS = 30.0
+_PAUSE_SECONDS = 0.1
 
 
 class LauncherServer:
@@ -42,11 +43,13 @@ class LauncherServer:
     shows no sign of life for `heartbeat` seconds (0: never asked). At most `most_guests` may be
     about to prove themselves.
 
-    A subclass may speak another language: as whom it greets, in which messages, and how long."""
+    A subclass may speak another language: as whom it greets, in which messages, and how long these
+    are; and where it does so in threads of its own, it may wait for those who read slowly."""
 
     me: ClassVar[WorkerInfo] = LAUNCHER
     codec: ClassVar[Codec[Any]] = CODEC
     most_bytes: ClassVar[int] = MOST_BYTES
+    patience_seconds: ClassVar[float] = 0.0
 
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
@@ -71,7 +74,10 @@ class LauncherServer:
         self._door: Door[Guest[SocketStream]] = Door(
             clock, most_guests, _GUEST_SECONDS, lambda guest: self._hang_up(guest.stream)
         )
+        self._clock = clock
         self._listeners: list[SocketListener] = []
+        self._reopens_at: float | None = None
+        """When they accept again, where they do not."""
         self.address = self.listen(address)
         """What workers are told: `unix:PATH` or `tcp:HOST:PORT`."""
 
@@ -82,7 +88,8 @@ class LauncherServer:
         """Listens there too; returns the address with the port that was free, where it was 0."""
         listener = SocketListener(address, find_ports(None, os.environ))
         self._listeners.append(listener)
-        self._watch(listener, partial(self._accept, listener))
+        if self._reopens_at is None:
+            self._watch(listener, partial(self._accept, listener))
         return listener.address
 
     def tell(self, worker: int, message: Any) -> None:
@@ -96,12 +103,18 @@ class LauncherServer:
 
     def seconds_to_next(self) -> float | None:
         """How long until `pass_time` wants to be called; None for never."""
-        waits = (self._door.seconds_to_next(), self._pulse.seconds_to_next())
+        waits = [self._door.seconds_to_next(), self._pulse.seconds_to_next()]
+        if self._reopens_at is not None:
+            waits.append(max(0.0, self._reopens_at - self._clock.now()))
         return min((wait for wait in waits if wait is not None), default=None)
 
     def pass_time(self) -> None:
         """Hangs up on those who do not prove themselves in time, or fall silent."""
         self._door.pass_time()
+        if self._reopens_at is not None and self._clock.now() >= self._reopens_at:
+            self._reopens_at = None
+            for listener in self._listeners:
+                self._watch(listener, partial(self._accept, listener))
         lost = dict(self._pulse.pass_time())
         if not lost:
             return
@@ -132,12 +145,22 @@ class LauncherServer:
     def _accept(self, listener: SocketListener) -> None:
         try:
             stream = listener.accept()
-        except OSError:  # it has gone again, or this process can open no more files
+        except BlockingIOError:  # it has gone again
+            return
+        except OSError:  # this process can open no more files
             self._door.make_room()
+            self._pause()
             return
         guest = Guest(stream, ListenerHandshake(self.me, self._secret, why_other_version))
         self._watch(stream, partial(self._listen, guest))
         self._door.admit(guest)
+
+    def _pause(self) -> None:
+        """Accepts nobody for a while: the selector would tell again and again who waits."""
+        if self._reopens_at is None:
+            self._reopens_at = self._clock.now() + _PAUSE_SECONDS
+            for listener in self._listeners:
+                self._selector.unregister(listener)
 
     def _listen(self, guest: Guest[SocketStream]) -> None:
         refusal = guest.listen()
@@ -154,6 +177,7 @@ class LauncherServer:
         except OSError:
             self._hang_up(guest.stream)
             return
+        line.stream.patience_seconds = self.patience_seconds
         self._lines[worker] = line
         self._pulse.add(line)
         self._selector.modify(line.stream, selectors.EVENT_READ, partial(self._read, worker, line))

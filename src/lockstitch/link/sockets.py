@@ -27,10 +27,11 @@ _TCP_INFO: Final = struct.Struct("8x13I")
 
 
 class SocketStream:
-    """A connected socket as a `link.line.Stream`. Where the socket does not block, what the other
-    end does not take in at once is an error."""
+    """A connected socket as a `link.line.Stream`. Where the socket does not block, it is an error
+    if the other end takes in nothing for `patience_seconds` of what is sent."""
 
     def __init__(self, sock: socket.socket) -> None:
+        self.patience_seconds = 0.0
         self._socket = sock
         self._process = peer_credentials(sock)[0] if sock.family == socket.AF_UNIX else None
 
@@ -43,18 +44,33 @@ class SocketStream:
 
     def send(self, buffers: Sequence[bytes]) -> None:
         """See `Stream.send`."""
-        self._socket.sendall(b"".join(buffers))
+        rest = memoryview(b"".join(buffers))
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                if not (
+                    self.patience_seconds and self._wait(select.POLLOUT, self.patience_seconds)
+                ):
+                    raise
 
     def receive_into(
         self, view: memoryview, counts: list[int], timeout_seconds: float | None
     ) -> None:
         """See `Stream.receive_into`."""
         if timeout_seconds:
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            poll.poll(timeout_seconds * 1000)
+            self._wait(select.POLLIN, timeout_seconds)
         flags = 0 if timeout_seconds is None else socket.MSG_DONTWAIT
         counts.append(self._socket.recv_into(view, 0, flags))
+
+    def _wait(self, event: int, timeout_seconds: float) -> bool:
+        """Waits for what `select.poll` calls so; returns False when the time is over."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, event)
+        except ValueError as error:  # by another thread
+            raise ConnectionAbortedError("the connection has been closed") from error
+        return bool(poll.poll(timeout_seconds * 1000))
 
     def own_host(self) -> str:
         """Returns the address of this host on the way to the other end."""

@@ -47,6 +47,7 @@ _LOCAL_RANKS: Final = (
     "LOCAL_RANK HOROVOD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID SLURM_LOCALID"
 ).split()
 _MOST_GUESTS: Final = 64
+_ANSWER_SECONDS: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class _Server(LauncherServer):
     me = GATEWAY
     codec = FAR
     most_bytes = MOST_BYTES
+    patience_seconds = _ANSWER_SECONDS
 
 
 class Gateway:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import signal
 import socket
@@ -65,6 +66,26 @@ def test_what_is_no_question_gets_no_answer_and_does_no_harm(place: Entry, conte
         assert connection.recv(100) == b""
     with asking(place, QUESTIONS.encode(Question())) as connection:
         assert connection.recv(100) == b"told"
+    endpoint.close()
+
+
+def test_it_answers_again_when_files_can_be_opened_again(
+    place: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [OSError(errno.EMFILE, "too many open files")]
+    accept = socket.socket.accept
+
+    def accept_when_there_is_room(listener: socket.socket) -> object:
+        if full:
+            raise full.pop()
+        return accept(listener)
+
+    endpoint = Endpoint(place, lambda _question: b"told")
+    monkeypatch.setattr(socket.socket, "accept", accept_when_there_is_room)
+    endpoint.serve()
+    with asking(place, QUESTIONS.encode(Question())) as connection:
+        assert connection.recv(100) == b"told"
+    assert not full
     endpoint.close()
 
 

@@ -101,3 +101,10 @@ def test_what_is_known_of_other_hosts_is_for_this_user_alone_and_goes_with_the_r
     assert entry.age_seconds() < 60
     entry.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_goes_while_one_looks_at_it_has_no_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda _path: True)  # it was, a moment ago
+    assert Entry(tmp_path, 10, 1).age_seconds() < 60.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstitch.attach.report import REPORTS, make_report
@@ -43,6 +44,11 @@ def test_what_sources_tell_comes_back_as_it_was_through_json() -> None:
 
 def test_threads_are_left_out_unless_asked_for() -> None:
     assert make_report(CARD, Sources(), Question()).threads == ()
+
+
+def test_a_launcher_does_not_stand_still_to_see_how_fast_it_works() -> None:
+    question = Question(counters=True, rate_seconds=60.0)
+    assert make_report(replace(CARD, kind="launcher"), Sources(), question).system is not None
 
 
 def test_a_source_that_stands_still_is_named_and_the_others_are_heard() -> None:

@@ -64,5 +64,6 @@ class FakeLauncher:
         while not self._is_over:
             for key, _ in self._selector.select(0.01):
                 key.data()
+            self.server.pass_time()
             while not self._asked.empty():
                 self._asked.get()()

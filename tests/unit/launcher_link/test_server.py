@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
 import re
 import resource
 import selectors
+import socket
 import threading
 from queue import Queue
+from unittest.mock import Mock
 
 import pytest
 
@@ -248,3 +251,25 @@ def test_over_tcp_the_port_is_one_that_is_free(tmp_path):
         assert int(fake_launcher.address.rpartition(":")[2]) > 0
         client = LauncherClient(fake_launcher.address, launchers.SECRET, 0)
         client.close()
+
+
+def test_where_no_more_files_can_be_opened_one_looks_again_after_a_while(tmp_path, monkeypatch):
+    clock = ManualClock()
+    with selectors.DefaultSelector() as selector:
+        server = LauncherServer(
+            selector, launchers.SECRET, lambda *_said: None, f"unix:{tmp_path}/a", clock
+        )
+        with monkeypatch.context() as full:
+            full.setattr(socket.socket, "accept", Mock(side_effect=OSError(errno.EMFILE, "full")))
+            line = connect(server.address, SECONDS)
+            for key, _ in selector.select(SECONDS):
+                key.data()
+        server.listen(f"unix:{tmp_path}/b")
+        assert selector.select(0) == []  # it would be told of for ever
+        clock.advance(server.seconds_to_next())
+        server.pass_time()
+        for key, _ in selector.select(SECONDS):
+            key.data()
+        assert len(server._door) == 1
+        line.close()
+        server.close()

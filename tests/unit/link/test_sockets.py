@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,37 @@ def received(stream: SocketStream, timeout_seconds: float | None = SECONDS) -> b
     view, counts = memoryview(bytearray(64)), list[int]()
     stream.receive_into(view, counts, timeout_seconds)
     return bytes(view[: counts[0]])
+
+
+def test_who_reads_slowly_is_waited_for_where_the_stream_is_patient(
+    listener: SocketListener,
+) -> None:
+    near, far = meet(listener)
+    content = bytes(range(256)) * (1 << 15)
+    far.patience_seconds = SECONDS
+    sender = threading.Thread(target=far.send, args=([content],))
+    sender.start()
+    came = bytearray()
+    while len(came) < len(content):
+        view, counts = memoryview(bytearray(1 << 20)), list[int]()
+        near.receive_into(view, counts, SECONDS)
+        came += view[: counts[0]]
+    sender.join()
+    assert came == content
+    for far.patience_seconds in (0.05, 0.0):
+        with pytest.raises(BlockingIOError):
+            far.send([content])
+    near.close()
+    far.close()
+
+
+def test_a_stream_that_is_closed_fails_whoever_uses_it(listener: SocketListener) -> None:
+    near, far = meet(listener)
+    near.close()
+    far.close()
+    for timeout_seconds in (None, 0, 1.0):
+        with pytest.raises(OSError, match="closed|Bad file"):
+            received(near, timeout_seconds)
 
 
 def test_bytes_go_both_ways_and_the_end_is_seen(listener: SocketListener) -> None:

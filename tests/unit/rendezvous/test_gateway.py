@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lockstitch.attach.far import PURPOSE
+from lockstitch.attach.asking import Answers
+from lockstitch.attach.far import PURPOSE, ask_far
 from lockstitch.attach.folder import Elsewhere
 from lockstitch.attach.presence import Presence
 from lockstitch.attach.sources import Sources
+from lockstitch.attach.values import FarQuestion, Question
 from lockstitch.ids import WorkerInfo
 from lockstitch.link.ports import listen
 from lockstitch.rendezvous import Member, gateway
-from lockstitch.rendezvous.gateway import HostGateway, gateways_of
+from lockstitch.rendezvous.gateway import Gateway, HostGateway, gateways_of
 from lockstitch.rendezvous.roster import Table
 from lockstitch.rendezvous.static_group import StaticRoster
 from lockstitch.trust import Secret
@@ -139,3 +141,18 @@ def test_without_a_presence_nothing_is_told(
 ) -> None:
     monkeypatch.setattr(gateway, "PRESENCE", Presence(Sources()))
     assert HostGateway().offer("127.0.0.1", SECRET, FREE) == ""
+
+
+def test_an_answer_may_be_longer_than_what_waits_in_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Answers(unreached=["x" * (1 << 24)])
+    monkeypatch.setattr(gateway, "answers_of_own_job", lambda _asked: told)
+    secret = SECRET.of(PURPOSE)
+    made = Gateway("127.0.0.1", 0, secret)
+    try:
+        assert ask_far(made.address, secret, FarQuestion(Question())).unreached == (
+            "x" * (1 << 24),
+        )
+    finally:
+        made.close()

@@ -105,6 +105,8 @@ class PeerConnections:
         with self._calling:
             if self._entrance is None and not self._is_closed:
                 self._entrance = self._listen()
+                if self._is_closed:  # meanwhile
+                    self._entrance.close()
             for other in others:
                 if other < self._rank and other not in self._streams:
                     self._call(other, deadline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 from torch.distributed import HashStore
@@ -110,3 +111,19 @@ def test_any_port_does_where_all_others_are_taken(make: Make) -> None:
         ranks = [make(0, ports=range(held.number, held.number + 1)), make(1)]
         found = in_threads(2, lambda rank: ranks[rank].connect([0, 1], 20.0))
     assert [list(each) for each in found] == [[1], [0]]
+
+
+def test_nobody_listens_any_more_where_the_session_ends_meanwhile(make: Make) -> None:
+    peers, store = make(0), HashStore()
+
+    class EndsNow:
+        def set(self, key: str, value: str) -> None:
+            store.set(key, value)
+            peers.close()
+
+    peers._store = cast("Any", EndsNow())
+    with pytest.raises(CollectiveError, match="connects to nobody any more"):
+        peers.connect([0, 1], 60.0)
+    host, port = host_and_port(store.get("chunks/0").decode().removeprefix("tcp:"))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port))
