@@ -93,20 +93,24 @@ class PeerConnections:
     # ------------------------------------------------------------ inside
 
     def _listen(self) -> _Entry:
+        self._check()
         try:
             listener = self._transport.listen()
         except OSError:  # all of the ports that may be used are taken
             listener = self._transport.listen_anywhere()
         entrance = _Entry(self, listener, self._transport, self.clock)
-        self._store.set(_key(self._rank), listener.address)
+        try:
+            self._store.set(_key(self._rank), listener.address)
+            self._check()  # who has closed this meanwhile knows of no entrance
+        except BaseException:
+            entrance.close()
+            raise
         return entrance
 
     def _call_lower(self, others: list[int], deadline: float) -> None:
         with self._calling:
-            if self._entrance is None and not self._is_closed:
+            if self._entrance is None:
                 self._entrance = self._listen()
-                if self._is_closed:  # meanwhile
-                    self._entrance.close()
             for other in others:
                 if other < self._rank and other not in self._streams:
                     self._call(other, deadline)
