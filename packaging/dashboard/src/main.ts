@@ -98,6 +98,8 @@ class Page {
     setText(at("name"), state.name);
     const count = state.ended_at === null ? living : state.rows.length;
     setText(at("about"), `${plural(count, "worker")} · ${ended} · ${span(until - state.started_at)}`);
+    at("unreached").hidden = state.unreached.length === 0;
+    setText(at("unreached"), state.unreached.join("\n"));
     this.mark("workers", lost);
     this.mark("waits", state.waits.filter((each) => each.kind === "cycle" || each.kind === "culprit").length);
     this.views[this.current]!.view.update(state, this.points);

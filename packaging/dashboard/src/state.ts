@@ -55,6 +55,7 @@ export interface State {
   functions: FunctionCalls[];
   waits: Paragraph[];
   contexts: number[];
+  unreached: string[];
   ended_at: number | null;
 }
 

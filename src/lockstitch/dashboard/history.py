@@ -14,7 +14,7 @@ from lockstitch.dashboard.rows import Rates, row_of, row_of_launched
 from lockstitch.dashboard.values import Edge, Point, Row, State
 from lockstitch.observe.call_rates import Calls, calls
 from lockstitch.observe.explanation import explain, participants_of
-from lockstitch.observe.text import paragraphs
+from lockstitch.observe.text import paragraphs, unreached_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -77,6 +77,7 @@ class History:
             functions=ended.functions[:_MOST_FUNCTIONS],
             waits=tuple(paragraphs(explain(job))),
             contexts=tuple(sorted(_contexts(participants))),
+            unreached=tuple(unreached_lines(job)),
         )
         return self._state
 

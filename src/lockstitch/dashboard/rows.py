@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final, Literal
 
 from lockstitch.attach.system import STATES
 from lockstitch.dashboard.values import Row
+from lockstitch.observe.launched import has_ended_well, launched_in_words
 from lockstitch.observe.text import where_it_stands
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ LEVELS: Final[Mapping[str, str]] = {
     "contexts": "lockstitch_autograd_contexts",
 }
 """Columns that tell a number as it is."""
-_WELL: Final = re.compile(r"exit code 0\b")
 
 
 class Rates:
@@ -102,17 +101,12 @@ def row_of(one: Participant, rates: Rates, now: float) -> Row:
 def row_of_launched(launched: LaunchedWorker) -> Row:
     """Returns the row of a worker that only its launcher knows: it has not begun, or has ended."""
     state: Literal["starting", "ended", "gone"] = "starting"
-    why = "cannot be asked: no Python of it has begun"
     if launched.ended_at is not None:
-        state, why = ("ended" if is_well(launched.how) else "gone"), launched.how
+        state = "ended" if has_ended_well(launched) else "gone"
+    why = launched_in_words(launched)
     name, rank = f"worker {launched.rank}", str(launched.rank)
     key = f"{launched.host}/{launched.pid}"
     return Row(key, name, rank, launched.host, launched.pid, state, {}, why, launched.ended_at)
-
-
-def is_well(how: str) -> bool:
-    """Returns whether a worker has ended without a failure, as its launcher describes it."""
-    return _WELL.match(how) is not None
 
 
 def _totals(one: Participant) -> dict[str, float]:

@@ -57,8 +57,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that the page shows of a moment, but for the series of its charts. `ended_at`: when the
-    job had ended; None while it runs."""
+    """All that the page shows of a moment, but for the series of its charts. `unreached`: what is
+    not known of the job, and why, a sentence for each; `ended_at`: when the job had ended, None
+    while it runs."""
 
     name: str
     pid: int
@@ -70,4 +71,5 @@ class State:
     functions: tuple[FunctionCalls, ...]
     waits: tuple[Paragraph, ...]
     contexts: tuple[int, ...]
+    unreached: tuple[str, ...] = ()
     ended_at: float | None = None

@@ -4,6 +4,7 @@ looking.py       asks the processes of a job: `jobs`, `status`, `waits`, `stacks
 grouping.py      which processes belong to one job
 explanation.py   who waits for whom, in a circle or not, and who holds the others up
 cycles.py        circles in a graph
+launched.py      workers as only their launcher knows them, in words
 call_rates.py    who calls whom, how often, and how long it takes: `calls`
 metrics.py       the counters of a job, for Prometheus
 context_graph.py     an autograd context over workers

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from lockstitch.attach.values import in_words
 from lockstitch.observe.cycles import find_cycles
+from lockstitch.observe.launched import unseen_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from lockstitch.attach.values import (
         Counter,
         GroupReport,
+        LaunchedWorker,
         ProcessReport,
         ServedCall,
         Silence,
@@ -59,6 +61,8 @@ class Participant:
     silence: Silence | None = None
     outside: str = ""
     """Its stacks as py-spy sees them, where that was asked."""
+    launched: LaunchedWorker | None = None
+    """What its launcher knows of it, where it has told nothing itself."""
 
     @property
     def groups(self) -> tuple[GroupReport, ...]:
@@ -137,6 +141,13 @@ def participants_of(job: Job) -> list[Participant]:
     ]
 
 
+def _unseen_participants(job: Job) -> Iterator[Participant]:
+    """Those that only the launcher knows."""
+    for each in unseen_workers(job):
+        name = f"rank {each.rank}"
+        yield Participant(name, str(each.rank), each.pid, each.host, launched=each)
+
+
 def _faces_of(report: ProcessReport) -> Iterator[tuple[str, str, WorkerReport | None]]:
     rank = next((str(each.rank) for each in report.groups), report.card.rank)
     if len(report.workers) > 1:
@@ -166,7 +177,7 @@ class _Explaining:
     by_launched_rank: dict[str, str] = field(default_factory=dict)
 
     def explanation(self) -> Explanation:
-        participants = participants_of(self.job)
+        participants = [*participants_of(self.job), *_unseen_participants(self.job)]
         for each in participants:
             self._learn(each)
         waits = tuple(wait for each in participants for wait in self._waits_of(each))

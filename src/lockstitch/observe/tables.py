@@ -10,6 +10,7 @@ from rich.text import Text
 
 from lockstitch.attach.system import STATES
 from lockstitch.observe.explanation import participants_of
+from lockstitch.observe.launched import has_ended_well, launched_in_words, unseen_workers
 from lockstitch.observe.text import duration
 
 if TYPE_CHECKING:
@@ -53,13 +54,13 @@ def status_table(job: Job) -> Table:
     )  # fmt: skip
     for one in participants_of(job):
         table.add_row(*_cells(one))
-    for launched in _unseen(job):
+    for launched in unseen_workers(job):
         table.add_row(
             f"worker {launched.rank}",
             str(launched.rank),
             str(launched.pid),
             *[""] * 14,
-            _end_in_words(launched),
+            _state_of(launched),
         )
     return table
 
@@ -146,21 +147,12 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
 
 
-def _unseen(job: Job) -> list[LaunchedWorker]:
-    """Those that the launcher has started and that have told nothing: they have ended, or have not
-    begun."""
-    seen = {each.pid for each in job.cards}
-    launched = () if job.launcher is None else job.launcher.launched
-    return [each for each in launched if each.pid not in seen]
-
-
-def _end_in_words(launched: LaunchedWorker) -> Text:
-    if launched.ended_at is None and launched.host:
-        return Text(f"runs on host {launched.host}: ask there")
+def _state_of(launched: LaunchedWorker) -> Text:
+    words = launched_in_words(launched)
     if launched.ended_at is None:
-        return Text("cannot be asked: no Python of it has begun", style="yellow")
+        return Text(words, style="" if launched.host else "yellow")
     ago = duration(max(0.0, time.time() - launched.ended_at))
-    return Text(f"{launched.how}, {ago} ago", style="red")
+    return Text(f"{words}, {ago} ago", style="" if has_ended_well(launched) else "red")
 
 
 def size(count: float) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from lockstitch.attach.system import STATES
 from lockstitch.attach.values import in_words
+from lockstitch.observe.launched import launched_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,6 +119,8 @@ def where_it_stands(one: Participant | None) -> str:
         return "no process of it is found on this host"
     if one.silence is not None:
         return f"{one.silence.why}{_system_in_words(one)}"
+    if one.launched is not None:
+        return launched_in_words(one.launched)
     thread = one.main_thread
     if thread is None or thread.at is None:
         return "where its main thread is was not told"

@@ -71,6 +71,13 @@ def test_those_that_only_the_launcher_knows_are_there_too() -> None:
     }  # fmt: skip
 
 
+def test_hosts_that_could_not_be_reached_are_told() -> None:
+    history = History()
+    state = history.note(replace(job(idle(0)), unreached=("beta:1 cannot be asked: no",)), 1.0)
+    assert state.unreached == ("of another host nothing is known: beta:1 cannot be asked: no",)
+    assert history.note(job(idle(0)), 2.0).unreached == ()
+
+
 def test_the_end_of_the_job_is_told_with_its_last_state() -> None:
     history = History()
     assert history.note_end(1.0) is None

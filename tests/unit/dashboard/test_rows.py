@@ -8,7 +8,7 @@ import pytest
 
 from lockstitch.attach.asking import Silence
 from lockstitch.attach.values import Counter, GroupReport, LaunchedWorker, StepReport, WorkerReport
-from lockstitch.dashboard.rows import Rates, is_well, key_of, row_of, row_of_launched
+from lockstitch.dashboard.rows import Rates, key_of, row_of, row_of_launched
 from lockstitch.observe.explanation import participants_of
 from tests.unit.attach.cards import SYSTEM, card, process
 from tests.unit.observe.jobs import job
@@ -87,4 +87,3 @@ def test_a_silent_worker_is_told_with_what_the_system_says() -> None:
 def test_who_only_the_launcher_knows(how: str, ended_at: float | None, state: str) -> None:
     row = row_of_launched(LaunchedWorker(2, 20, "", 1.0, ended_at, how))
     assert (row.name, row.state, row.since) == ("worker 2", state, ended_at)
-    assert is_well(how) == (state == "ended")

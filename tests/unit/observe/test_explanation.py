@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lockstitch.attach.asking import Silence
-from lockstitch.attach.values import OtherWait, PendingCall, WorkerReport
+from lockstitch.attach.values import LaunchedWorker, OtherWait, PendingCall, WorkerReport
 from lockstitch.observe.explanation import explain, participants_of
+from lockstitch.observe.grouping import Job
+from lockstitch.observe.text import explanation_lines
 from tests.unit.attach.cards import card, process
 from tests.unit.observe.jobs import caller, idle, job, rank
 
@@ -66,6 +68,17 @@ def test_a_worker_that_is_gone_or_silent_is_a_culprit_by_its_name() -> None:
     assert culprit.participant == "worker1"
     (culprit,) = explain(job(waiter)).culprits
     assert culprit.participant == "worker1"
+
+
+def test_a_rank_that_has_ended_or_not_begun_is_told_as_its_launcher_knows_it() -> None:
+    launched = LaunchedWorker(1, 11, "", 1.0, 2.0, "exit code 0")
+    launcher = replace(process(9, kind="launcher"), launched=(launched,))
+    whole = Job("train", 9, launcher, (rank(0, 2, missing=(1,)),), ())
+    told = explain(whole)
+    (culprit,) = told.culprits
+    assert culprit.participant == "rank 1"
+    assert "  exit code 0" in explanation_lines(told)
+    assert "rank 1 (pid 11)" in explanation_lines(told)
 
 
 def test_barriers_and_gradients_are_waited_for_by_name_and_by_rank() -> None:
