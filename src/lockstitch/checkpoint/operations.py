@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lockstitch.checkpoint.registry import (
     CheckpointRegistry,
@@ -22,13 +22,14 @@ from lockstitch.checkpoint.shards import (
     Shard,
     read_manifest,
     read_shard,
-    remove_files,
+    remove_failed,
     write_manifest,
     write_shard,
 )
 from lockstitch.checkpoint.storage import open_folder
 from lockstitch.checkpoint.structure import copy_states
 from lockstitch.errors import LockstitchError, SerializationError, add_note
+from lockstitch.optim.owners import ask_each
 from lockstitch.optim.update_lock import UpdateLock
 from lockstitch.rpc import get_worker_info, get_worker_infos, rpc_async
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
@@ -67,8 +68,8 @@ def save(
 
     Raises `CheckpointError` when there is nothing to save, one name is on several workers, or a
     save into that folder is under way; what `register` raises; otherwise what went wrong first: a
-    worker that died, a disk that is full, a `TypeError` that names what cannot be saved. The former
-    checkpoint is then still there, whole.
+    worker that died, a disk that is full, a `TypeError` that names what cannot be saved. There is
+    then a whole checkpoint all the same: the former one, unless the new one was there already.
     """
     _finish(*_begin(path, things, timeout))
 
@@ -219,7 +220,8 @@ def _finish(address: str, attempt: str, workers: list[WorkerInfo], timeout: floa
         write_manifest(folder, [Shard(*shard) for shard in shards.values()])
     except BaseException:
         _on_each(asked, _forget, lambda _: (attempt,), timeout, raises=False)
-        remove_files(folder, save=attempt)
+        with contextlib.suppress(OSError):  # the next save removes them
+            remove_failed(folder, attempt)
         raise
     finally:
         CheckpointRegistry.of(current_worker()).end_save(address)
@@ -291,17 +293,11 @@ def _on_each(
 ) -> dict[WorkerInfo, T]:
     """Runs a function on each of the workers, all at once; raises the first error after all have
     ended."""
-    futures = {info: rpc_async(info, function, arguments(info), None, timeout) for info in workers}
-    results: dict[WorkerInfo, T] = {}
-    first: Exception | None = None
-    for info, future in futures.items():
-        try:
-            results[info] = future.wait()
-        except Exception as error:  # noqa: BLE001 - raised below, after the others have ended
-            first = first or error
-    if first is not None and raises:
-        raise first
-    return results
+    outcomes = ask_each(((info, function, arguments(info)) for info in workers), timeout)
+    for outcome in outcomes:
+        if outcome.error is not None and raises:
+            raise outcome.error
+    return {each.owner: cast("T", each.value) for each in outcomes if each.error is None}
 
 
 # ---------------------------------------------------------------- on each worker

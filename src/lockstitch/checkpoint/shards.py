@@ -12,6 +12,7 @@ that was written.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -89,7 +90,8 @@ def write_manifest(folder: Folder, shards: Iterable[Shard]) -> None:
         )
     text = json.dumps({"format": _FORMAT, "shares": [asdict(shard) for shard in shards]}, indent=1)
     folder.replace(_MANIFEST, text)
-    remove_files(folder, but={shard.file for shard in shards})
+    with contextlib.suppress(OSError):  # they are nothing now, and the next save removes them
+        _remove_files(folder, but={shard.file for shard in shards})
 
 
 def read_manifest(folder: Folder) -> list[Shard]:
@@ -113,11 +115,20 @@ def read_manifest(folder: Folder) -> list[Shard]:
         ) from error
 
 
-def remove_files(folder: Folder, *, but: Iterable[str] = (), save: str = "") -> None:
+def remove_failed(folder: Folder, save: str) -> None:
+    """Removes the files of a save that has failed, unless they have become the checkpoint before.
+    Raises `OSError`."""
+    try:
+        kept = {shard.file for shard in read_manifest(folder)}
+    except (FileNotFoundError, ValueError):
+        kept = set()
+    _remove_files(folder, but=kept, save=save)
+
+
+def _remove_files(folder: Folder, *, but: set[str], save: str = "") -> None:
     """Removes the files of a save, or of all, `but` some; never what others have put there."""
-    kept = set(but)
     for name in folder.names():
-        if name.startswith(save) and _OURS.fullmatch(name) and name not in kept:
+        if name.startswith(save) and _OURS.fullmatch(name) and name not in but:
             folder.remove(name)
 
 

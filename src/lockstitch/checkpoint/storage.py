@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -68,7 +69,7 @@ class LocalFolder:
         _flush(self._path / name)
 
     def replace(self, name: str, text: str) -> None:
-        fresh = self._path / f".{name}.{os.getpid()}"
+        fresh = self._path / f".{name}.{uuid.uuid4().hex}"
         fresh.write_text(text)
         _flush(fresh)
         fresh.replace(self._path / name)

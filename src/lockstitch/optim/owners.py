@@ -17,6 +17,7 @@ from lockstitch.optim.groups import PARAMS, Change, shown
 from lockstitch.optim.local import LocalOptimizer
 from lockstitch.optim.update_lock import UpdateLock
 from lockstitch.rpc import RRef, rpc_async
+from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
@@ -53,13 +54,14 @@ class Outcome(Generic[T]):
 
 def ask_each(
     questions: Iterable[tuple[WorkerInfo, Callable[..., T], tuple[Any, ...]]],
+    timeout: float = UNSET_RPC_TIMEOUT,
 ) -> list[Outcome[T]]:
     """Runs a function with its arguments on each of some owners, all at once; returns when all have
-    ended one way or the other."""
+    ended one way or the other. `timeout`: seconds for each, as for any call."""
     futures: list[tuple[WorkerInfo, Future[T] | Exception]] = []
     for owner, function, arguments in questions:
         try:
-            futures.append((owner, rpc_async(owner, function, arguments)))
+            futures.append((owner, rpc_async(owner, function, arguments, None, timeout)))
         except Exception as error:  # noqa: BLE001 - for `values` to raise: others may be asked
             futures.append((owner, error))
     return [_outcome(owner, future) for owner, future in futures]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from lockstitch import autograd, checkpoint, rpc
-from lockstitch.checkpoint import registry
+from lockstitch.checkpoint import registry, storage
 from lockstitch.errors import PeerDiedError, SerializationError
 from lockstitch.nn import RemoteModule
 from lockstitch.optim import DistributedOptimizer, GradScaler, parameters_of
@@ -14,6 +16,9 @@ from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.trust.registry import Registry
 from tests.parity.training_programs import SCHEDULERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def make_weight(fill: float) -> torch.Tensor:
@@ -78,6 +83,23 @@ def test_a_save_that_fails_leaves_the_former_checkpoint(group, tmp_path) -> None
     with pytest.raises(PeerDiedError, match="worker1"):
         checkpoint.save(tmp_path)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_checkpoint_is_whole_though_the_save_failed_when_it_was_there(
+    group, tmp_path, monkeypatch
+) -> None:
+    flush = storage._flush
+
+    def flush_files_only(path: Path) -> None:
+        if path.is_dir():
+            raise OSError("the disk has gone")
+        flush(path)
+
+    checkpoint.save(tmp_path, {"steps": {"n": 1}})
+    monkeypatch.setattr(storage, "_flush", flush_files_only)
+    with pytest.raises(OSError, match="the disk has gone"):
+        checkpoint.save(tmp_path, {"steps": {"n": 2}})
+    assert checkpoint.read(tmp_path) == {"steps": {"n": 2}}
 
 
 def test_what_does_not_fit_changes_nothing(group, tmp_path) -> None:

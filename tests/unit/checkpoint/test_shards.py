@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from lockstitch.checkpoint.shards import (
     read_manifest,
     read_shard,
-    remove_files,
+    remove_failed,
     write_manifest,
     write_shard,
 )
@@ -55,8 +56,26 @@ def test_the_former_checkpoint_stands_until_the_manifest_is_replaced(folder, tmp
 def test_files_of_a_failed_save_go_and_no_others(folder, tmp_path) -> None:
     kept = write_shard(folder, FIRST, "a", copy_states(STATES))
     write_shard(folder, SECOND, "a", copy_states(STATES))
-    remove_files(folder, save=SECOND)
+    remove_failed(folder, SECOND)
     assert files(tmp_path) == [kept.file]
+
+
+def test_files_that_are_the_checkpoint_stay_though_their_save_has_failed(folder, tmp_path) -> None:
+    shard = write_shard(folder, FIRST, "a", copy_states(STATES))
+    write_manifest(folder, [shard])
+    remove_failed(folder, FIRST)
+    assert read_shard(folder, shard, ["steps"])["steps"] == STATES["steps"]
+
+
+def test_a_former_file_that_cannot_be_removed_is_left(folder, tmp_path, monkeypatch) -> None:
+    shards = [write_shard(folder, save, "a", copy_states(STATES)) for save in (FIRST, SECOND)]
+    monkeypatch.setattr(folder, "remove", Mock(side_effect=PermissionError("somebody else's")))
+    for shard in shards:
+        write_manifest(folder, [shard])
+    assert read_manifest(folder) == [shards[1]]
+    monkeypatch.undo()
+    write_manifest(folder, [shards[1]])
+    assert files(tmp_path) == [shards[1].file, "manifest.json"]
 
 
 def test_files_of_others_in_the_folder_stay(folder, tmp_path) -> None:

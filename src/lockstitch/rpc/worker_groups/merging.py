@@ -93,13 +93,21 @@ class GroupStream(Generic[T]):
                 stream.close()
             except Exception as error:  # noqa: BLE001 - all of them are raised together
                 errors[worker.name] = error
-        if errors:
-            raise failure_of(errors, {}, f"of {len(self.streams)} generators")
+        self._raise(errors)
 
     async def aclose(self) -> None:
         """`close`, for coroutines."""
-        for stream in self.streams:
-            await stream.aclose()
+        errors: dict[str, Exception] = {}
+        for worker, stream in zip(self.workers, self.streams, strict=True):
+            try:
+                await stream.aclose()
+            except Exception as error:  # noqa: BLE001 - likewise
+                errors[worker.name] = error
+        self._raise(errors)
+
+    def _raise(self, errors: dict[str, Exception]) -> None:
+        if errors:
+            raise failure_of(errors, {}, f"of {len(self.streams)} generators")
 
     def __enter__(self) -> GroupStream[T]:
         return self

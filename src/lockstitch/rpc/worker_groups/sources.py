@@ -18,7 +18,7 @@ from asyncio import CancelledError
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import RpcError
@@ -124,6 +124,7 @@ class Production:
         self._modes = Modes.of_this_thread()
         self.requests: SimpleQueue[tuple[int, Outcome] | None] = SimpleQueue()
         self.is_closing = False
+        self.has_ended = False
         self._steps = steps
         self._report = report
         self._is_over = False
@@ -131,8 +132,21 @@ class Production:
     def run(self) -> None:
         """Answers one request after the other, until the source is closed or gone; in the modes in
         which the generator was called, which are those of its caller where that carries them."""
-        with self._steps.enter(self._modes):
-            self._run()
+        try:
+            with self._steps.enter(self._modes):
+                self._run()
+        finally:
+            self.has_ended = True
+            self.answer_late()
+
+    def answer_late(self) -> None:
+        """Answers requests that come when the source has ended: the last one may overtake others
+        on their way."""
+        with suppress(Empty):
+            while True:
+                request = self.requests.get_nowait()
+                if request is not None:
+                    request[1].end(_OVER, None)
 
     def _run(self) -> None:
         waiting: dict[int, Outcome] = {}
@@ -223,6 +237,8 @@ class Source:
         if place == CLOSE:
             self._production.is_closing = True
         self._requests.put((place, answer))
+        if self._production.has_ended:  # by now
+            self._production.answer_late()
 
 
 @needed

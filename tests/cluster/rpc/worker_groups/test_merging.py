@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstitch import autograd, rpc
-from lockstitch.errors import PeerDiedError
+from lockstitch.errors import GroupError, PeerDiedError
 
 HELD = threading.Event()
 ENDED: list[str] = []
@@ -38,6 +38,15 @@ def fail_on(failing: str):
     if name() == failing:
         raise KeyError(failing)
     yield 2
+
+
+def fail_to_close():
+    try:
+        while True:
+            yield 1
+    finally:
+        ENDED.append(name())
+        raise OSError("dirty")
 
 
 def collect_into(seen: list[tuple[int, int]], stream: rpc.GroupStream) -> None:
@@ -88,6 +97,16 @@ def test_end_closes_all_generators(cluster) -> None:
         next(stream)
     assert sorted(ENDED) == rpc.group().names
     assert list(stream) == []
+
+
+@pytest.mark.parametrize("way", ["close", "aclose"])
+def test_end_closes_all_generators_though_they_raise(cluster, way) -> None:
+    ENDED.clear()
+    stream = rpc.group().stream(fail_to_close)
+    next(stream)
+    with pytest.raises(GroupError, match="4 of 4 generators failed"):
+        stream.close() if way == "close" else asyncio.run(stream.aclose())
+    assert sorted(ENDED) == rpc.group().names
 
 
 def test_it_can_be_iterated_by_a_coroutine(cluster) -> None:

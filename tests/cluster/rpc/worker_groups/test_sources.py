@@ -57,6 +57,13 @@ def test_nothing_is_made_before_it_is_asked_for_nor_after_the_end(cluster) -> No
     assert MADE == [0, -1]
 
 
+def test_request_that_the_end_has_overtaken_is_answered(cluster) -> None:
+    source = open_source(count, (9,), {})
+    assert result_of(asked(source, CLOSE)) is None
+    for place in (0, 1, CLOSE):
+        assert result_of(asked(source, place)) == (None, None)
+
+
 def test_error_of_a_generator_that_nobody_closes_is_reported() -> None:
     def fails() -> Iterator[int]:
         try:
