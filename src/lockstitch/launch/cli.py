@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,20 +23,29 @@ from lockstitch.attach.presence import JOB_VARIABLE, new_job
 from lockstitch.attach.system import name_of_program
 from lockstitch.launch import manifest, observing, options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
-from lockstitch.launch.hosts import Slots, parse_hostfile, parse_hosts
 from lockstitch.launch.local import run_local
 from lockstitch.launch.multi_host import MultiHostJob
 from lockstitch.launch.outputs import Outputs
+from lockstitch.launch.placing import (
+    check_room,
+    check_script,
+    check_shell,
+    named_hosts,
+    number_of_workers,
+    own_allocation,
+    remote_shell,
+)
 from lockstitch.launch.process import GRACE_SECONDS
-from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.screen import Screen
-from lockstitch.launch.slurm import Allocation, StepShell
 from lockstitch.launch.tuning import variables_of
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from lockstitch.launch.hosts import Slots
+    from lockstitch.launch.remote import RemoteShell
 
 # Whatever follows the script is the script's own, options too.
 _RUN: Final[Any] = {"context_settings": {"allow_interspersed_args": False}}
@@ -167,22 +175,18 @@ def _run(given: Mapping[str, Any]) -> int:
         if given[variable] is not None:
             os.environ[f"LOCKSTITCH_{variable.upper()}"] = str(given[variable].absolute())
     os.environ[JOB_VARIABLE] = new_job(given["name"] or name_of_program(command))
-    where = _where(given["hosts"], given["hostfile"])
-    allocation = None if where or given["script"] is not None else _allocation()
+    where = named_hosts(given["hosts"], given["hostfile"])
+    allocation = None if where or given["script"] is not None else own_allocation()
     if allocation is not None:
         where = allocation.slots
         os.environ.setdefault("OMP_NUM_THREADS", str(allocation.cpus_per_worker))
-    remote = _remote_shell(given, allocation)
-    is_far = any(remote.starts_on(host) for host, _ in where)
-    if is_far and not shutil.which(remote.program[0]):
-        name, here = remote.program[0], socket.gethostname()
-        reason = f"{here} has no command {name!r} to start workers on {where[0][0]} by"
-        raise typer.BadParameter(reason, param_hint="--remote-shell")
-    workers = _number(given["workers"], given["min_workers"], where, own)
+    remote = remote_shell(given, allocation)
+    check_shell(remote, where)
+    workers = number_of_workers(given["workers"], given["min_workers"], where, own)
     if allocation is not None:
-        _check_room(given["min_workers"] or workers, allocation)
+        check_room(given["min_workers"] or workers, allocation)
     if given["script"] is not None:
-        _check_script(given["script"])
+        check_script(given["script"])
     job = _Launch(
         command,
         workers,
@@ -353,83 +357,3 @@ def _command(program: str, arguments: list[str], is_module: bool) -> list[str]:
     is_folder = Path(program).is_dir()
     reason = f"{program!r} is a folder" if is_folder else f"there is no file {program!r}"
     raise typer.BadParameter(reason, param_hint="PROGRAM")
-
-
-def _where(hosts: str | None, hostfile: Path | None) -> Slots:
-    """Returns the hosts that were named, perhaps none."""
-    if hosts is not None and hostfile is not None:
-        raise typer.BadParameter("give hosts or a file of them, not both", param_hint="-H")
-    try:
-        if hosts is not None:
-            return parse_hosts(hosts)
-        return () if hostfile is None else parse_hostfile(hostfile.read_text())
-    except OSError as error:
-        raise typer.BadParameter(
-            f"{hostfile}: {error.strerror}", param_hint="--hostfile"
-        ) from error
-    except ValueError as error:
-        hint = "-H" if hosts is not None else "--hostfile"
-        raise typer.BadParameter(str(error), param_hint=hint) from error
-
-
-def _allocation() -> Allocation | None:
-    """Returns the allocation of Slurm whose nodes are the hosts; None where there is none."""
-    try:
-        allocation = Allocation.read(os.environ)
-        if allocation is not None:
-            allocation.check()
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"{error}; -H says where to run instead (-H localhost:4: here)", param_hint="-H"
-        ) from error
-    return allocation
-
-
-def _check_room(workers: int, allocation: Allocation) -> None:
-    """Raises `BadParameter` where an allocation has fewer tasks."""
-    tasks = sum(count for _, count in allocation.slots)
-    if workers > tasks:
-        raise typer.BadParameter(
-            f"{workers} workers do not fit into the {tasks} tasks of allocation {allocation.job} "
-            f"of Slurm ({allocation.described()}); ask Slurm for more (--ntasks={workers}), or say "
-            f"by -H where to run (-H localhost:{workers}: all of them here)",
-            param_hint="-n",
-        )
-
-
-def _check_script(script: str) -> None:
-    """Raises `BadParameter` for a script that cannot be run: it would be tried every second."""
-    words = [script] if Path(script).exists() else shlex.split(script)
-    if not words or shutil.which(words[0]) is None:
-        is_file = bool(words) and Path(words[0]).is_file()
-        reason = "may not be executed (chmod +x)" if is_file else "there is no such command"
-        raise typer.BadParameter(f"{script}: {reason}", param_hint="--host-discovery-script")
-
-
-def _number(
-    workers: int | None, min_workers: int | None, where: Slots, own_arguments: list[str]
-) -> int:
-    if workers is not None:
-        return workers
-    if min_workers is not None:
-        return min_workers
-    if where:
-        return sum(count for _, count in where)
-    is_late = not {"-n", "-np", "--workers", "--num-proc"}.isdisjoint(own_arguments)
-    raise typer.BadParameter(
-        "say how many workers"
-        + (": before PROGRAM, for what stands after it is the program's own" if is_late else ""),
-        param_hint="-n",
-    )
-
-
-def _remote_shell(given: Mapping[str, Any], allocation: Allocation | None) -> RemoteShell:
-    if given["shell"] is not None:
-        return RemoteShell(tuple(shlex.split(given["shell"])))
-    if allocation is not None:
-        return StepShell()
-    words = list(RemoteShell().program)
-    for option, name in (("-p", "ssh_port"), ("-i", "ssh_identity")):
-        if given[name] is not None:
-            words += [option, str(given[name])]
-    return RemoteShell(tuple(words))
