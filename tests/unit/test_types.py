@@ -78,6 +78,9 @@ def count(n: int) -> int:
 async def late(n: int) -> str:
     return str(n)
 
+def future(n: int) -> torch.futures.Future[float]:
+    return torch.futures.Future()
+
 def several(n: int) -> Iterator[int]:
     yield n
 
@@ -87,6 +90,8 @@ async def several_late(n: int) -> AsyncIterator[str]:
 group = rpc.group("w*")
 reveal_type(group.call(count, (1,)))
 reveal_type(group.call(late, (1,)))
+reveal_type(group.call(future, (1,)))
+reveal_type(rpc.rpc_sync("w", future, (1,)))
 reveal_type(group.call_async(count, (1,)).wait())
 reveal_type(group.map(late, [1]))
 reveal_type(group.reduce(count, (1,)))
@@ -120,6 +125,8 @@ REVEALED = [
     "str",
     "list[int]",
     "list[str]",
+    "list[float]",
+    "float",
     "list[int]",
     "list[str]",
     "int",

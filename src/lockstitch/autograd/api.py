@@ -18,7 +18,6 @@ from lockstitch.runtime.worker import current_worker
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.inputs import Input, Result
@@ -58,12 +57,7 @@ class context:  # noqa: N801 - torch's name, used as a statement: `with context(
         self._context = self._service.new_context()
         return self._context.id
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._service.leave_context(self._context)
 
 

@@ -20,7 +20,7 @@ from lockstitch.replacement.stale_imports import warn_of_stale_imports
 from lockstitch.replacement.table import INCUMBENTS, VARIABLE, parse_names
 
 if TYPE_CHECKING:
-    from types import ModuleType, TracebackType
+    from types import ModuleType
 
     from lockstitch.replacement.table import Attributes, Incumbent
 
@@ -78,12 +78,7 @@ class Replacement:
     def __enter__(self) -> Replacement:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.undo()
 
     def undo(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from torch import Tensor
 from torch.autograd.profiler import record_function
@@ -113,6 +113,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+Later: TypeAlias = "torch.futures.Future[T] | Coroutine[Any, Any, T]"
+"""What a function returns whose result is there later."""
+
 _ignore_rref_leak = True
 """Programs set this to False to have `shutdown` complain about values that others still refer
 to."""
@@ -127,15 +130,7 @@ _default_pickler: Any = _internal_rpc_pickler
 @overload
 def rpc_sync(
     to: Target,
-    func: Callable[..., torch.futures.Future[T]],
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
-) -> T: ...
-@overload
-def rpc_sync(
-    to: Target,
-    func: Callable[..., Coroutine[Any, Any, T]],
+    func: Callable[..., Later[T]],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
@@ -178,15 +173,7 @@ def rpc_sync(
 @overload
 def rpc_async(
     to: Target,
-    func: Callable[..., torch.futures.Future[T]],
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
-) -> Future[T]: ...
-@overload
-def rpc_async(
-    to: Target,
-    func: Callable[..., Coroutine[Any, Any, T]],
+    func: Callable[..., Later[T]],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
@@ -231,15 +218,7 @@ def rpc_async(
 @overload
 def remote(
     to: Target,
-    func: Callable[..., torch.futures.Future[T]],
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
-) -> RRef[T]: ...
-@overload
-def remote(
-    to: Target,
-    func: Callable[..., Coroutine[Any, Any, T]],
+    func: Callable[..., Later[T]],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,

@@ -193,25 +193,28 @@ def test_what_owners_refuse_is_raised_where_it_is_sent_and_sent_again(cluster, m
     assert owners_options(optimizer)[0][0]["lr"] == 0.2
 
 
-def test_a_scheduler_over_an_owner_that_is_gone_is_told() -> None:
+def kill_the_owner(cluster: LocalCluster) -> None:
+    cluster.kill("worker1")
+
+
+def free_the_parameters(cluster: LocalCluster) -> None:
+    cluster[0].service(ReferenceService).delete_all_users(5.0)
+
+
+@pytest.mark.parametrize(
+    ("lose", "error", "text"),
+    [
+        (kill_the_owner, PeerDiedError, "worker1"),
+        (free_the_parameters, RRefError, "value of worker 'worker1' has been deleted"),
+    ],
+)
+def test_a_scheduler_is_told_that_an_owner_or_its_parameters_are_gone(lose, error, text) -> None:
     with LocalCluster(2) as cluster, cluster[0].active():
         module = rpc.remote("worker1", nn.Linear, (1, 1))
         optimizer = DistributedOptimizer(optim.SGD, parameters_of(module), lr=0.1)
         scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
         with autograd.context() as context_id:
             optimizer.step(context_id)
-        cluster.kill("worker1")
-        with pytest.raises(PeerDiedError, match="worker1"):
-            scheduler.step()
-
-
-def test_a_scheduler_over_parameters_that_were_freed_is_told() -> None:
-    with LocalCluster(2) as cluster, cluster[0].active():
-        module = rpc.remote("worker1", nn.Linear, (1, 1))
-        optimizer = DistributedOptimizer(optim.SGD, parameters_of(module), lr=0.1)
-        scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
-        with autograd.context() as context_id:
-            optimizer.step(context_id)
-        cluster[0].service(ReferenceService).delete_all_users(5.0)
-        with pytest.raises(RRefError, match=r"value of worker 'worker1' has been deleted"):
+        lose(cluster)
+        with pytest.raises(error, match=text):
             scheduler.step()

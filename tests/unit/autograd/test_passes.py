@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -64,49 +65,39 @@ def test_messages_of_finished_passes_and_unknown_contexts_are_dropped(office):
         assert torch.equal(context.gradients[x], before)
 
 
-def test_an_abort_before_anything_else_keeps_the_pass_away(office):
-    x, w = leaf(), leaf()
+@contextlib.contextmanager
+def gradients_delivered(office, w):
+    """Gives the context of a worker that has multiplied by `w` what another one has sent, and what
+    delivers a gradient of the product to it, of a pass."""
     with context_on(office[0]) as context:
-        ((received,), stitch) = transfer(office[0], office[1], [x])
+        ((received,), stitch) = transfer(office[0], office[1], [leaf()])
         with office[1].agent.interceptor.scope(stitch):
             _, reply = transfer(office[1], office[0], [received * w])
-        there = office[1].autograd.find_context(context.id)
-        pass_id = GlobalId(0, 0, 77)
         body = Payload(0, b"", (torch.ones(3, dtype=torch.float64),))
-        office.deliver(office[1].id, office[0].id, messages.Abort(context.id, pass_id))
-        office.deliver(
-            office[1].id,
-            office[0].id,
-            messages.Gradient(context.id, pass_id, 0, False, reply.message, (), (), None, body),
-        )
+
+        def deliver(pass_id, flags):
+            message = messages.Gradient(
+                context.id, pass_id, flags, False, reply.message, (), (), None, body
+            )
+            office.deliver(office[1].id, office[0].id, message)
+
+        yield office[1].autograd.find_context(context.id), deliver
+
+
+def test_an_abort_before_anything_else_keeps_the_pass_away(office):
+    with gradients_delivered(office, leaf()) as (there, deliver):
+        pass_id = GlobalId(0, 0, 77)
+        office.deliver(office[1].id, office[0].id, messages.Abort(there.id, pass_id))
+        deliver(pass_id, 0)
         office.wait_until_quiet()
         assert there.gradients == {}
 
 
 def test_messages_of_an_earlier_pass_are_dropped_once_the_next_has_begun(office):
-    x, w = leaf(), leaf()
-    with context_on(office[0]) as context:
-        ((received,), stitch) = transfer(office[0], office[1], [x])
-        with office[1].agent.interceptor.scope(stitch):
-            _, reply = transfer(office[1], office[0], [received * w])
-        there = office[1].autograd.find_context(context.id)
-        body = Payload(0, b"", (torch.ones(3, dtype=torch.float64),))
+    w = leaf()
+    with gradients_delivered(office, w) as (there, deliver):
         for number in (9, 8):
-            office.deliver(
-                office[1].id,
-                office[0].id,
-                messages.Gradient(
-                    context.id,
-                    GlobalId(0, 0, number),
-                    RETAIN_GRAPH,
-                    False,
-                    reply.message,
-                    (),
-                    (),
-                    None,
-                    body,
-                ),
-            )
+            deliver(GlobalId(0, 0, number), RETAIN_GRAPH)
         office.wait_until_quiet()
         assert there.gradients[w].tolist() == [1.0, 1.0, 1.0]
 

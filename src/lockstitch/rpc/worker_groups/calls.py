@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import (
         AsyncIterator,
         Callable,
-        Coroutine,
         Iterator,
         Mapping,
         Sequence,
     )
 
-    import torch
-
     from lockstitch.ids import WorkerInfo
+    from lockstitch.rpc.api import Later
     from lockstitch.rpc.worker_groups.reductions import Operation
     from lockstitch.runtime.outgoing import MakeCall
     from lockstitch.runtime.packing import WhatToCall
@@ -65,15 +63,7 @@ class Calls(ABC):
     @overload
     def call(
         self,
-        func: Callable[..., torch.futures.Future[T]],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> list[T]: ...
-    @overload
-    def call(
-        self,
-        func: Callable[..., Coroutine[Any, Any, T]],
+        func: Callable[..., Later[T]],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
@@ -105,15 +95,7 @@ class Calls(ABC):
     @overload
     def call_async(
         self,
-        func: Callable[..., torch.futures.Future[T]],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> GroupFuture[T]: ...
-    @overload
-    def call_async(
-        self,
-        func: Callable[..., Coroutine[Any, Any, T]],
+        func: Callable[..., Later[T]],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
@@ -146,15 +128,7 @@ class Calls(ABC):
     @overload
     def as_completed(
         self,
-        func: Callable[..., torch.futures.Future[T]],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> Iterator[tuple[WorkerInfo, Future[T]]]: ...
-    @overload
-    def as_completed(
-        self,
-        func: Callable[..., Coroutine[Any, Any, T]],
+        func: Callable[..., Later[T]],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
@@ -191,17 +165,7 @@ class Calls(ABC):
     @overload
     def reduce(
         self,
-        func: Callable[..., torch.futures.Future[T]],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-        *,
-        op: str | Operation = "sum",
-    ) -> T: ...
-    @overload
-    def reduce(
-        self,
-        func: Callable[..., Coroutine[Any, Any, T]],
+        func: Callable[..., Later[T]],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
@@ -238,35 +202,15 @@ class Calls(ABC):
         operation_of(op)
         return reduce(self.call(func, args, kwargs, timeout), op, self.workers)
 
-    @overload
     def stream(
         self,
-        func: Callable[..., AsyncIterator[T]],
+        func: Callable[..., Iterator[T] | AsyncIterator[T]],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
         *,
         window: int = DEFAULT_WINDOW,
-    ) -> GroupStream[T]: ...
-    @overload
-    def stream(
-        self,
-        func: Callable[..., Iterator[T]],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-        *,
-        window: int = DEFAULT_WINDOW,
-    ) -> GroupStream[T]: ...
-    def stream(
-        self,
-        func: Function,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-        *,
-        window: int = DEFAULT_WINDOW,
-    ) -> GroupStream[Any]:
+    ) -> GroupStream[T]:
         """Runs a generator function on all workers; returns a `GroupStream`, which yields
         `(worker, item)` as items come, and has each worker's `Stream` in `streams`. See
         `rpc.stream` for the arguments."""

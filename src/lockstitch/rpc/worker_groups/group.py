@@ -20,10 +20,9 @@ from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    import torch
-
+    from lockstitch.rpc.api import Later
     from lockstitch.rpc.worker_groups.selection import Workers
     from lockstitch.runtime.packing import WhatToCall
 
@@ -114,17 +113,7 @@ class Group(Calls, Sequence[WorkerInfo]):
     @overload
     def map(
         self,
-        func: Callable[..., torch.futures.Future[T]],
-        items: Iterable[Any],
-        timeout: float = UNSET_RPC_TIMEOUT,
-        *,
-        in_flight: int = 1,
-        reassign: bool = False,
-    ) -> list[T]: ...
-    @overload
-    def map(
-        self,
-        func: Callable[..., Coroutine[Any, Any, T]],
+        func: Callable[..., Later[T]],
         items: Iterable[Any],
         timeout: float = UNSET_RPC_TIMEOUT,
         *,
@@ -172,15 +161,7 @@ class Group(Calls, Sequence[WorkerInfo]):
     @overload
     def remote(
         self,
-        func: Callable[..., torch.futures.Future[T]],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float = UNSET_RPC_TIMEOUT,
-    ) -> RRefGroup[T]: ...
-    @overload
-    def remote(
-        self,
-        func: Callable[..., Coroutine[Any, Any, T]],
+        func: Callable[..., Later[T]],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,

@@ -10,7 +10,6 @@ from lockstitch.rpc.worker_groups.future import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
-    from types import TracebackType
 
     from lockstitch.ids import WorkerInfo
     from lockstitch.rpc.worker_groups.streams import Stream
@@ -112,10 +111,5 @@ class GroupStream(Generic[T]):
     def __enter__(self) -> GroupStream[T]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -29,7 +29,6 @@ from lockstitch.runtime.worker import current_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from lockstitch.ids import WorkerInfo
     from lockstitch.rpc.worker_groups.sources import Answer
@@ -193,23 +192,13 @@ class Stream(Generic[T]):
     def __enter__(self) -> Stream[T]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Stream[T]:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
 
 
@@ -234,35 +223,15 @@ def open_stream(
     return Stream(worker, source, callee, timeout, window)
 
 
-@overload
 def stream(
     to: str | int | WorkerInfo,
-    func: Callable[..., AsyncIterator[T]],
+    func: Callable[..., Iterator[T] | AsyncIterator[T]],
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
     *,
     window: int = DEFAULT_WINDOW,
-) -> Stream[T]: ...
-@overload
-def stream(
-    to: str | int | WorkerInfo,
-    func: Callable[..., Iterator[T]],
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
-    *,
-    window: int = DEFAULT_WINDOW,
-) -> Stream[T]: ...
-def stream(
-    to: str | int | WorkerInfo,
-    func: Callable[..., Any],
-    args: Sequence[Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    timeout: float = UNSET_RPC_TIMEOUT,
-    *,
-    window: int = DEFAULT_WINDOW,
-) -> Stream[Any]:
+) -> Stream[T]:
     """Runs a generator function on worker `to`; returns a `Stream`, which yields its items here as
     they are made.
 
