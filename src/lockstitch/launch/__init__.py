@@ -6,6 +6,7 @@
     manifest.py    the command `lockstitch manifest`
     kubernetes     what it writes for Kubernetes
     config.py      what a file may say instead
+    placing.py     where and how many workers run, as it says
     tuning.py      the variables that the options set in the workers' environment
     process_loop.py  starting, following and ending processes of this machine
     job.py         a job: workers that are started, followed, shown and ended
