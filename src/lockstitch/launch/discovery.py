@@ -6,7 +6,7 @@ import os
 import subprocess
 from contextlib import suppress
 from functools import partial
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 from lockstitch.launch.hosts import Slots, parse_discovered
 from lockstitch.launch.process_loop import read_rest
@@ -16,24 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.clock import Clock
+    from lockstitch.launch.process_loop import ProcessLoop
 
 _PERIOD_SECONDS = 1.0
-
-
-class Loop(Protocol):
-    """The loop that a discovery is part of (`process_loop`)."""
-
-    def call_when_readable(self, source: IO[bytes], callback: Callable[[], object]) -> None:
-        """Has `callback` called whenever there is something to read."""
-        ...
-
-    def forget(self, source: IO[bytes]) -> None:
-        """Ends that."""
-        ...
-
-    def call_at_end(self, pid: int, callback: Callable[[int], None]) -> None:
-        """Has `callback` called with the wait status of a child that has ended."""
-        ...
 
 
 class Discovery:
@@ -49,7 +34,7 @@ class Discovery:
         script: str,
         default_slots: int,
         clock: Clock,
-        loop: Loop,
+        loop: ProcessLoop,
     ) -> None:
         self._script = script
         self._default_slots = default_slots

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lockstitch.launch.hosts import own_address
 from lockstitch.launch.process import WorkerProcess, with_defaults
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lockstitch.launch.agent.remote_hosts import RemoteHosts
+    from lockstitch.launch.job import Job
     from lockstitch.launch.process import Worker
     from lockstitch.launcher_link.slots import Slot
 
@@ -36,18 +37,6 @@ class WorkerCommand:
     """Whether any worker may be on another host."""
 
 
-class Follower(Protocol):
-    """Who follows what was started."""
-
-    def start(self, process: WorkerProcess) -> None:
-        """Follows a process of this machine."""
-        ...
-
-    def track(self, worker: Worker) -> None:
-        """Expects something of a worker of another host, whose agent follows it."""
-        ...
-
-
 class ProcessStarter:
     """Starts workers where their slots say. `fail(worker, reason)` is called for a worker that
     could not be started; `listen()` returns where workers of other hosts reach the launcher."""
@@ -56,7 +45,7 @@ class ProcessStarter:
         self,
         worker_command: WorkerCommand,
         hosts: RemoteHosts,
-        follower: Follower,
+        follower: Job,
         fail: Callable[[int, str], None],
         listen: Callable[[], str],
     ) -> None:

@@ -83,7 +83,7 @@ def clip_grad_norm_(
     """
     shares, contexts = _shares(parameters), checked_contexts(context_id)
     total = _total_norm(shares, contexts, norm_type, error_if_nonfinite, foreach)
-    if float(max_norm) / (total + 1e-6) < 1.0 or total.isnan():  # else each factor would be 1
+    if not float(max_norm) / (total + 1e-6) >= 1.0:  # else each factor would be 1
         _clip_with(shares, contexts, max_norm, total, foreach)
     return total
 

@@ -136,6 +136,15 @@ def test_a_norm_that_is_not_finite(cluster) -> None:
         assert leaf.rpc_sync().clipped(context_id).isnan().all()
 
 
+def test_a_limit_that_is_no_number_is_multiplied_by_as_in_torch(cluster) -> None:
+    leaf, plain = rpc.remote("worker1", Leaf, (0, torch.float32)), Leaf(0, torch.float32)
+    nn.utils.clip_grad_norm_(gradients_of([plain]), float("nan"))
+    with autograd.context() as context_id:
+        go_backward(context_id, [leaf])
+        clip_grad_norm_(leaf.rpc_sync().reference(), context_id, float("nan"))
+        assert leaf.rpc_sync().clipped(context_id).isnan().equal(plain.leaf.grad.isnan())
+
+
 def test_a_known_norm_scales_several_sets_of_parameters(cluster) -> None:
     there, here = leaves_of(2)
     nn.utils.clip_grads_with_norm_(gradients_of(here), 1.0, torch.tensor(20.0))
