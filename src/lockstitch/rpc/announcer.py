@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from lockstitch.attach.logs import ProcessLog
 
@@ -34,7 +34,7 @@ class MembershipEvent:
     cause: str = ""
 
 
-Callback = "Callable[[MembershipEvent], object]"
+Callback: TypeAlias = "Callable[[MembershipEvent], object]"
 
 
 class Announcer:
@@ -43,10 +43,10 @@ class Announcer:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[MembershipEvent], object]] = []
-        self._queue: queue.SimpleQueue[
-            tuple[Callable[[MembershipEvent], object], MembershipEvent] | None
-        ] = queue.SimpleQueue()
+        self._callbacks: list[Callback] = []
+        self._queue: queue.SimpleQueue[tuple[Callback, MembershipEvent] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
         self._closed = False
         self.error: BaseException | None = None
@@ -55,9 +55,7 @@ class Announcer:
     def __repr__(self) -> str:
         return f"<Announcer of {self._worker.name!r} · {len(self._callbacks)} callbacks>"
 
-    def add(
-        self, callback: Callable[[MembershipEvent], object], so_far: list[MembershipEvent]
-    ) -> None:
+    def add(self, callback: Callback, so_far: list[MembershipEvent]) -> None:
         """Tells `callback` of changes from now on, and of `so_far` first."""
         with self._lock:
             if self._closed:
@@ -70,7 +68,7 @@ class Announcer:
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
 
-    def remove(self, callback: Callable[[MembershipEvent], object]) -> None:
+    def remove(self, callback: Callback) -> None:
         """Tells `callback` of nothing that happens from now on; harmless when repeated."""
         with self._lock:
             if callback in self._callbacks:
