@@ -350,6 +350,65 @@ def test_worker_deaf_to_signals_is_killed_after_the_grace_period(launch: Launch)
     assert finish(process)[0] == 130
 
 
+TIDY = """
+    import signal, sys, threading
+    from pathlib import Path
+    def end(number, frame):
+        print("tidying up", flush=True)
+        Path("tidy").touch()
+        sys.exit()
+    signal.signal(signal.SIGTERM, end)
+    print("ready", flush=True)
+    while not threading.Event().wait(0.01):
+        if IS_LOUD:
+            print("more", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, None], ids=["told", "unread"])
+def test_workers_tidy_up_where_nobody_reads_any_more(
+    launch: Launch, tmp_path: Path, number: signal.Signals | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    process = launch(TIDY.replace("IS_LOUD", str(number is None)), n=1)
+    wait_until_ready(process, 1)
+    for pipe in (process.stdout, process.stderr):
+        assert pipe is not None
+        pipe.close()
+    if number is not None:
+        os.kill(process.pid, number)
+    assert process.wait(60) == (1 if number is None else 129)
+    assert (tmp_path / "tidy").exists()
+
+
+def test_workers_tidy_up_where_a_disk_is_full(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
+    status, lines, err = finish(
+        launch(TIDY.replace("IS_LOUD", "False"), "--output-filename", str(tmp_path), n=1)
+    )
+    assert (status, lines) == (1, ["[w0] ready", "[w0] tidying up"])
+    assert "No space left on device" in err
+    assert (tmp_path / "tidy").exists()
+
+
+def test_a_launcher_that_is_to_ignore_hangups_goes_on(launch: Launch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = launch(READY_THEN_WAITS)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_until_ready(process)
+    os.kill(process.pid, signal.SIGHUP)
+    os.kill(process.pid, signal.SIGINT)
+    status, lines, err = finish(process)
+    assert (status, "SIGHUP" in err) == (130, False)
+    assert len(lines) == 2
+
+
 def test_second_ctrl_c_does_not_wait_for_the_grace_period(launch: Launch) -> None:
     process = launch(
         """

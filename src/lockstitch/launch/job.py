@@ -119,6 +119,8 @@ class Job(ProcessLoop):
         """The other hosts of a job that has any."""
         self._running = 0
         self._outputs = outputs
+        self._lost: OSError | None = None
+        """Why what workers say cannot be written to files."""
         self._memory_kills = MemoryKills()
         self._progress = Progress(SYSTEM_CLOCK)
         self._signalled_since: float | None = None
@@ -134,10 +136,15 @@ class Job(ProcessLoop):
     # ------------------------------------------------------------ the loop
 
     def run(self) -> int:
-        """Runs the job; returns its exit status (see `run_local`)."""
+        """Runs the job; returns its exit status (see `run_local`). Raises `OSError` where it has
+        ended because what workers say can be shown, or written to files, no more."""
         self._let_others_look()
         self.run_loop()
-        return self.conclude()
+        status = self.conclude()
+        lost = self._lost or self.screen.lost
+        if lost is not None and self.stopped_by is None:
+            raise lost
+        return status
 
     def _let_others_look(self) -> None:
         """Has commands such as `lockstitch status` find this job, and answers them in the loop."""
@@ -166,6 +173,9 @@ class Job(ProcessLoop):
         return None if self.hosts is None else self.hosts.seconds_to_next()
 
     def pass_time(self) -> None:
+        if self._lost or self.screen.lost:
+            self.escalation.begin(signal.SIGTERM, after_seconds=0)
+            self.escalation.within(0)
         if self.hosts is not None:
             self.hosts.pass_time()
 
@@ -233,7 +243,10 @@ class Job(ProcessLoop):
     def _show(self, tracked: TrackedWorker, stream: StreamName, line: bytes) -> None:
         self.screen.line(tracked.process.rank, stream, line)
         if self._outputs is not None:
-            self._outputs.line(tracked.process.rank, stream, line)
+            try:
+                self._outputs.line(tracked.process.rank, stream, line)
+            except OSError as error:
+                self._lost = self._lost or error
         if stream == "stderr":
             tracked.stderr_tail.add(line)
             tracked.spoke_last_at = SYSTEM_CLOCK.now()

@@ -7,6 +7,8 @@ bottom of a terminal until something else is said, and not at all where the outp
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -68,11 +70,13 @@ class Screen:
         self._consoles = {"stdout": out, "stderr": err}
         self._width = len(f"[w{workers - 1}]")
         self._rendered: dict[tuple[str, int], bytes] = {}
-        self._passing_on: Console | None = None
+        self._passing_on = ""
+        """The stream whose console shows a passing line."""
+        self.lost: OSError | None = None
+        """Why nobody reads any more what is written to one of the two."""
 
     def line(self, rank: int, stream: str, text: bytes) -> None:
         """Shows a line that worker `rank` wrote to `stream` ("stdout" or "stderr")."""
-        self._erase_passing()
         mark = self._rendered.get((stream, rank))
         if mark is None:
             mark = _render(_mark(rank, self._width), self._consoles[stream])
@@ -80,62 +84,68 @@ class Screen:
         time = b""
         if self._clock is not None:
             time = self._clock().isoformat(" ", "milliseconds").encode() + b" "
-        _write(self._consoles[stream], time + mark + text + b"\n")
+        with self._shown(stream) as console:
+            _write(console, time + mark + text + b"\n")
 
     def passing(self, rank: int, stream: str, text: bytes) -> None:
         """Draws a line that will be drawn over, if there is a terminal to draw on."""
-        console = self._consoles[stream]
-        if not console.is_terminal or not text:
-            return
-        self._erase_passing()
-        plain = _ESCAPE_CODES.sub("", text.decode(errors="replace"))
-        line = Text.assemble(_mark(rank, self._width), plain)
-        line.truncate(console.width - 1)  # a wrapped line could not be erased
-        console.print(line, end="", highlight=False)
-        console.file.flush()
-        self._passing_on = console
+        if text and self._consoles[stream].is_terminal:
+            plain = _ESCAPE_CODES.sub("", text.decode(errors="replace"))
+            self._draw(stream, Text.assemble(_mark(rank, self._width), plain))
 
     def progress(self, text: str) -> None:
         """Draws a line about the job itself at the bottom of a terminal, until something else is
         said."""
-        console = self._consoles["stderr"]
-        if not console.is_terminal or not text:
-            return
-        self._erase_passing()
-        line = Text(text, style="dim")
-        line.truncate(console.width - 1)
-        console.print(line, end="", highlight=False)
-        console.file.flush()
-        self._passing_on = console
+        if text and self._consoles["stderr"].is_terminal:
+            self._draw("stderr", Text(text, style="dim"))
 
     def failure(self, rank: int, how: str, stderr_tail: Sequence[bytes]) -> None:
         """Repeats what the worker that failed first said last, between two rules.
 
         Not in a box: lines stay whole, so that paths can be clicked on and texts be copied.
         """
-        self._erase_passing()
         if self._verdict is not None:
             self._verdict.write_text(f"{rank} {how}")
-        console = self._consoles["stderr"]
-        console.print()
         title = Text(f"worker {rank} failed first: {how}", style="bold red")
-        if len(title) + len("─  ─") > console.width:  # a rule would cut it off
-            console.print(title, soft_wrap=True)
-            title = Text()
-        console.rule(title, style="red")
-        _write(console, b"".join(line + b"\n" for line in stderr_tail))
-        console.rule(style="red")
+        with self._shown("stderr") as console:
+            console.print()
+            if len(title) + len("─  ─") > console.width:  # a rule would cut it off
+                console.print(title, soft_wrap=True)
+                title = Text()
+            console.rule(title, style="red")
+            _write(console, b"".join(line + b"\n" for line in stderr_tail))
+            console.rule(style="red")
 
     def note(self, text: str) -> None:
         """Shows a remark of the launcher itself."""
-        self._erase_passing()
-        self._consoles["stderr"].print(Text(text, style="dim"), soft_wrap=True)
+        with self._shown("stderr") as console:
+            console.print(Text(text, style="dim"), soft_wrap=True)
 
-    def _erase_passing(self) -> None:
-        if self._passing_on is not None:
-            self._passing_on.file.write(_ERASE)
-            self._passing_on.file.flush()
-            self._passing_on = None
+    # ------------------------------------------------------------ inside
+
+    def _draw(self, stream: str, line: Text) -> None:
+        with self._shown(stream) as console:
+            line.truncate(console.width - 1)  # a wrapped line could not be erased
+            console.print(line, end="", highlight=False)
+            self._passing_on = stream
+
+    @contextlib.contextmanager
+    def _shown(self, stream: str) -> Iterator[Console]:
+        """Within, something is said, where there may be a passing line before. Where nobody reads
+        it any more, a terminal that was closed, say, that and what follows goes nowhere."""
+        passing, self._passing_on = self._passing_on, ""
+        if passing:
+            with self._shown(passing) as console:
+                console.file.write(_ERASE)
+        console = self._consoles[stream]
+        try:
+            yield console
+            console.file.flush()
+        except (OSError, SystemExit) as error:  # the latter is what rich makes of a broken pipe
+            self.lost = self.lost or (error if isinstance(error, OSError) else BrokenPipeError())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, console.file.fileno())
+            os.close(nowhere)
 
 
 def _mark(rank: int, width: int) -> Text:
@@ -157,4 +167,4 @@ def _last_drawn(line: bytes) -> bytes:
 def _write(console: Console, data: bytes) -> None:
     console.file.flush()
     console.file.buffer.write(data)  # type: ignore[attr-defined]
-    console.file.flush()
+    console.file.buffer.flush()  # type: ignore[attr-defined]

@@ -78,8 +78,11 @@ class SignalEscalation:
 @contextmanager
 def announced_signals() -> Iterator[socket.socket]:
     """A context manager within which the ends of children, the signals to stop and SIGUSR1
-    interrupt nothing: their numbers arrive on the socket that it gives, a byte for each signal."""
-    numbers = (signal.SIGCHLD, signal.SIGUSR1, *STOP_SIGNALS)
+    interrupt nothing: their numbers arrive on the socket that it gives, a byte for each signal.
+    SIGHUP does not where somebody has this process ignore it (`nohup`)."""
+    numbers = [signal.SIGCHLD, signal.SIGUSR1, *STOP_SIGNALS]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
     inbox, outbox = socket.socketpair()
     with inbox, outbox:
         inbox.setblocking(False)

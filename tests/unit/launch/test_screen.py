@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from datetime import datetime
 
 import pytest
@@ -92,3 +93,17 @@ def test_lines_begin_with_the_time_where_that_is_wanted() -> None:
     noon = datetime(2026, 1, 2, 12, 0, 0, 5000)
     Screen(2, out=console, err=console, clock=lambda: noon).line(1, "stdout", b"text")
     assert seen.getvalue() == b"2026-01-02 12:00:00.005 [w1] text\n"
+
+
+def test_where_nobody_reads_any_more_the_other_console_goes_on() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    seen = io.BytesIO()
+    with os.fdopen(writing, "w") as gone:
+        err = Console(file=io.TextIOWrapper(seen, write_through=True))
+        screen = Screen(2, out=Console(file=gone), err=err)
+        for _ in range(2):
+            screen.line(0, "stdout", b"told")
+            assert isinstance(screen.lost, BrokenPipeError)
+            screen.note("noted")
+    assert seen.getvalue() == b"noted\n" * 2

@@ -102,3 +102,14 @@ def test_signals_arrive_as_bytes_and_interrupt_nothing() -> None:
         select.select([inbox], [], [], 10)
         assert set(inbox.recv(64)) == {signal.SIGINT, signal.SIGTERM}
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with announced_signals() as inbox:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert select.select([inbox], [], [], 0)[0] == []
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

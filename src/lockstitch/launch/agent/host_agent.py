@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -169,7 +170,10 @@ class HostAgent(ProcessLoop):
             self._heard, self._heard_at = self._lines.heard, SYSTEM_CLOCK.now()
         elif self.seconds_to_next() == 0:
             bound = self._setup.silence_seconds
-            sys.stderr.write(f"the launcher has said nothing for {bound:g} s: ending its workers\n")
+            with suppress(OSError):  # nobody reads that, perhaps
+                sys.stderr.write(
+                    f"the launcher has said nothing for {bound:g} s: ending its workers\n"
+                )
             self._lines.close()
             self._lose_launcher()
 
