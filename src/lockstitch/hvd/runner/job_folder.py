@@ -56,13 +56,15 @@ class JobFolder:
 
     def results(self) -> list[Any]:
         """Reads what the ranks of the last world returned, in their order: who has returned in an
-        earlier one is not of it. Raises `CollectiveError` where ranks of it have returned
-        nothing."""
+        earlier one is not of it. Raises `CollectiveError` where ranks of it, or all there were,
+        have returned nothing."""
         worlds = [
             tuple(map(int, path.name.split(".")[1:])) for path in self.folder.glob("result.*")
         ]
         if not worlds:
-            return []
+            raise CollectiveError(
+                "no rank has returned anything: each has ended its process itself"
+            )
         generation, size, _ = max(worlds)
         found = {rank for number, _, rank in worlds if number == generation}
         if missing := sorted(set(range(size)) - found):
