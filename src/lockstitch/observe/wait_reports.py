@@ -60,7 +60,7 @@ class WaitReports:
         self._questions: dict[GlobalId, _Question] = {}
         worker.agent.handle(AskWaits, self._tell)
         worker.agent.handle(TellWaits, self._note)
-        worker.agent.outgoing.explain_timeout = self._explain_timeout
+        worker.agent.answers.explain_timeout = self._explain_timeout
 
     def ask(self, timeout_seconds: float = 2.0) -> tuple[list[WorkerWaits], list[str]]:
         """Returns what each worker waits for, by rank, and the names of those that did not

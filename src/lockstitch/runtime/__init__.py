@@ -4,7 +4,8 @@ worker.py             Worker: one participant and the services plugged into it; 
 ending.py             what happens to threads that still run when the interpreter ends
 agent.py              Agent: what goes out, what comes in, who the peers are; all else plugs in
 core.py               what these share: options, clock, threads, memory
-outgoing.py           calls of ours, and what becomes of their answers
+outgoing.py           calls of ours
+answers.py            what becomes of their answers
 packing.py            how values are packed and unpacked
 serving.py            who serves which kind of message
 running_requests.py   the requests of others that are being served

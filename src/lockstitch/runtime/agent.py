@@ -20,6 +20,7 @@ import math
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lockstitch.errors import ConnectionLostError, PeerDiedError
+from lockstitch.runtime.answers import Answers
 from lockstitch.runtime.core import AgentOptions, Core, SendFilter
 from lockstitch.runtime.incoming import Acceptor, IncomingConnection, RequestsFromSelf
 from lockstitch.runtime.loopback import Loopback
@@ -79,7 +80,8 @@ class Agent:
         self.serving = Serving(core, self.values, self.peers.is_lost)
         self.running_requests = self.serving.running
         self.liveness = self.peers.liveness
-        self.outgoing = Outgoing(core, self.values, self.peers, self.serving.handle)
+        self.answers = Answers(core, self.values, self.peers, self.serving.handle)
+        self.outgoing = Outgoing(core, self.values, self.peers, self.answers)
         self.pending_handshakes = PendingHandshakes(core, self.peers.judge, self._let_in)
         self._on_close: list[Callable[[], None]] = []
         self._acceptors: list[Acceptor] = []
@@ -90,7 +92,7 @@ class Agent:
         self.handle(Alive, self.liveness.note_alive)
         self.peers.on_caller_gone(self.running_requests.drop)
         self.on_peer_lost(lambda peer, _error: self.running_requests.drop(peer))
-        loopback = Loopback(core, self.outgoing, self._receive_from_self)
+        loopback = Loopback(core, self.answers, self._receive_from_self)
         self._from_self = RequestsFromSelf(self.serving, info, loopback.send)
         self.peers.add(self.id, loopback)
 
@@ -158,7 +160,7 @@ class Agent:
     def _open_channel(
         self, peer: WorkerInfo, connection: Connection, decoder: FrameDecoder
     ) -> StreamChannel:
-        return StreamChannel(self.core, peer, self.outgoing, self.peers, connection, decoder)
+        return StreamChannel(self.core, peer, self.answers, self.peers, connection, decoder)
 
     def _let_in(
         self,

@@ -45,7 +45,7 @@ def timeout_of(pending: Pending, peer: WorkerInfo, what: str) -> RpcTimeoutError
 
 
 class AnswerSink(Protocol):
-    """What becomes of the answers to requests; `runtime.outgoing` says."""
+    """What becomes of the answers to requests; `runtime.answers` says."""
 
     @property
     def handle(self) -> Callable[[WorkerId, Message], None]:

@@ -1,4 +1,4 @@
-"""How a worker makes calls and other requests, and what becomes of their answers.
+"""How a worker makes calls and other requests, and waits for their answers (`answers`).
 
 call ─► Pending ─► Channel.request …  Channel.deliver ─► result, in the thread that waits
 └► Completion, where none does
@@ -10,31 +10,28 @@ are read and made here as they would be by a thread of ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.clock import UNSET_TIMEOUT
-from lockstitch.errors import RpcTimeoutError, add_note
+from lockstitch.errors import RpcTimeoutError
 from lockstitch.interrupts import if_free
 from lockstitch.modes import are_plain, in_plain_modes, plain_modes
-from lockstitch.runtime import remote_errors
-from lockstitch.runtime.functions import BY_VALUE, TO_HERE, name_of
+from lockstitch.runtime.answers import bytes_of
+from lockstitch.runtime.functions import BY_VALUE, TO_HERE
 from lockstitch.runtime.inherited import INHERITED, refuse_to_block
-from lockstitch.runtime.observing import ObservedCall, note_answer, note_sent
-from lockstitch.runtime.packing import item_bytes, payload_bytes
+from lockstitch.runtime.observing import ObservedCall, note_sent
+from lockstitch.runtime.packing import item_bytes
 from lockstitch.runtime.pending import Future, Pending
-from lockstitch.wire.encodings import CARRY_OWN
-from lockstitch.wire.messages import Call, Failure, Message, Payload, Reply, SharedPayload
+from lockstitch.wire.messages import Call, Message, Payload, SharedPayload
 from lockstitch.wire.pickling import pack_arguments
-from lockstitch.wire.staging import StagedPayload, settled
-from lockstitch.wire.unpickling import unpack
 
 if TYPE_CHECKING:
     from lockstitch.ids import WorkerId
     from lockstitch.memory.host_copies import HostCopies
+    from lockstitch.runtime.answers import Answers
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.core import Core
     from lockstitch.runtime.packing import Values, WhatToCall
@@ -73,29 +70,20 @@ def to_several(copies: HostCopies, make: MakeCall = Call) -> MakeCall:
 
 
 class Outgoing:
-    """See the module. `handle(sender, message)` takes what is no answer and comes where answers
-    belong."""
+    """See the module."""
 
-    def __init__(
-        self,
-        core: Core,
-        values: Values,
-        peers: Peers,
-        handle: Callable[[WorkerId, Message], None],
-    ) -> None:
-        self.handle = handle
+    def __init__(self, core: Core, values: Values, peers: Peers, answers: Answers) -> None:
         self.default_timeout = core.options.default_timeout
         self.tell_call: Callable[[str, object], None] | None = None
         """Hears of each call: the callee's name, and the function."""
-        self.explain_timeout: Callable[[WorkerId, Pending], str] | None = None
-        """Says what the callee of a request does whose time is over; it may wait for a moment."""
         self.before_call: Callable[[], None] | None = None
         """For what should be told before long, but need not be told at once. It must be short."""
         self._core = core
         self._clock = core.clock
         self._values = values
         self._peers = peers
-        self._device_maps = core.device_maps
+        self._result = answers.result
+        self._fail_pending = answers.fail_pending
 
     def call(
         self,
@@ -175,13 +163,13 @@ class Outgoing:
             raise
         if observed is not None:
             return self._result_noted(pending, channel.peer.worker, observed)
-        return self.result(pending, channel.peer.worker)
+        return self._result(pending, channel.peer.worker)
 
     def _result_noted(self, pending: Pending, peer: WorkerId, observed: ObservedCall) -> Any:
         """`result`, noted for who looks on."""
-        has_failed, received = True, _bytes_of(pending.answer)
+        has_failed, received = True, bytes_of(pending.answer)
         try:
-            value = self.result(pending, peer)
+            value = self._result(pending, peer)
             has_failed = False
             return value
         finally:
@@ -225,7 +213,7 @@ class Outgoing:
             channel.expect_answers()
         except (ConnectionError, RpcTimeoutError) as error:
             if not pending.done:
-                self.fail_pending(pending, error)
+                self._fail_pending(pending, error)
 
     def _pending(self, timeout: float, future: Completion | None) -> Pending:
         try:
@@ -329,132 +317,6 @@ class Outgoing:
         if not if_free(functions.defining, define):
             send(-1, definition)
         return requests[0]
-
-    # ------------------------------------------------------------ answers
-
-    def result(self, pending: Pending, peer: WorkerId) -> Any:
-        """The value of a finished request; raises its exception."""
-        if pending.error is not None:
-            if isinstance(pending.error, RpcTimeoutError):
-                self._explain(pending.error, pending, peer)
-            raise pending.error
-        answer = pending.answer
-        if type(answer) is not Reply:
-            assert isinstance(answer, Failure)
-            raise remote_errors.from_payload(answer.body, self._core.allowed)
-        body = answer.body
-        if self._device_maps or type(body) is StagedPayload:
-            body = self._settled(body, peer, is_used_here=pending.future is None)
-        try:
-            if answer.stitch is None:
-                if body.items:
-                    self._values.note_unstitched(body.items, partial(self._origin, pending, peer))
-                if body.encoding not in CARRY_OWN:
-                    return unpack(body, self._values.pickling)
-            return self._values.unpack_from(body, answer.stitch, peer, records=pending.records)
-        except Exception as error:
-            call = (
-                "" if pending.what in (None, TO_HERE) else f" to a call of {name_of(pending.what)}"
-            )
-            name = self._peers.info_of(peer).name
-            add_note(error, f"on reading what worker {name!r} has answered{call}")
-            raise
-
-    def _origin(self, pending: Pending, peer: WorkerId) -> str:
-        name = self._peers.info_of(peer).name
-        if pending.what is TO_HERE:
-            return f"was fetched from worker {name!r} by to_here()"
-        return f"worker {name!r} has returned from a call of {name_of(pending.what)}"
-
-    def _settled(self, body: Payload, peer: WorkerId, *, is_used_here: bool) -> Payload:
-        """An answer with its tensors where the device map for `peer` says."""
-        device_map = self._device_maps.get(peer)
-        if device_map is None and type(body) is not StagedPayload:
-            return body
-        try:
-            return settled(body, device_map, is_used_here=is_used_here)
-        except BaseException:
-            self._values.discard(body, peer)
-            raise
-
-    def discard(self, body: Payload, peer: WorkerId) -> None:
-        """Nobody will read this answer: gives back what it carries."""
-        self._values.discard(body, peer)
-
-    def complete_future(
-        self, pending: Pending, answer: Message, peer: WorkerId, *, is_waiting: bool = False
-    ) -> None:
-        """Completes a future: at once where that is cheap, or where this very thread waits for it;
-        else on the thread pool."""
-        future = pending.future
-        assert future is not None
-        is_cheap = (
-            isinstance(answer, Reply)
-            and answer.body.encoding not in CARRY_OWN
-            and type(answer.body) is not StagedPayload
-        )
-        if (is_cheap or is_waiting) and not future.has_callbacks:
-            self._settle(pending, answer, peer)
-        else:
-            self._core.thread_pool.spawn(lambda: self._settle(pending, answer, peer))
-
-    def _settle(self, pending: Pending, answer: Message, peer: WorkerId) -> None:
-        future = pending.future
-        assert future is not None
-        pending.answer = answer
-        value, error = None, None
-        begun, received = (self._clock.now(), _bytes_of(answer)) if RECORDER.is_on else (0.0, 0)
-        try:
-            value = self.result(pending, peer)
-        except Exception as raised:  # noqa: BLE001 - raised where the user waits
-            error = raised
-        if begun:
-            name, has_failed = self._peers.info_of(peer).name, error is not None
-            note_answer(self._core, name, pending, begun, received, has_failed=has_failed)
-        # Out here, so that what a callback raises has not come up while handling that.
-        body = getattr(answer, "body", None)
-        if error is None and type(body) is StagedPayload and isinstance(future, Future):
-            future.landed = body.landed
-        future.complete(value, error)
-        pending.finish(answer, None)
-
-    def fail_pending(
-        self, pending: Pending, error: BaseException, peer: WorkerId | None = None
-    ) -> None:
-        """A request ends in an error of this side. `peer`: who is to be asked what it does, if the
-        request's time is over."""
-        if pending.future is None:
-            pending.finish(None, error)
-            return
-        future = pending.future
-
-        asks = peer is not None and self.explain_timeout is not None
-
-        def fail() -> None:
-            if peer is not None and isinstance(error, RpcTimeoutError):
-                self._explain(error, pending, peer)
-            if RECORDER.is_on and pending.peer and not pending.done:
-                now = self._clock.now()
-                note_answer(self._core, pending.peer, pending, now, 0, has_failed=True)
-            future.complete(None, error)
-            pending.finish(None, error)
-
-        if (future.has_callbacks or asks) and not self._core.is_closed:
-            self._core.thread_pool.spawn(fail)
-        else:
-            fail()
-
-    def _explain(self, error: RpcTimeoutError, pending: Pending, peer: WorkerId) -> None:
-        """Has an error say what the callee does, where it says so at once."""
-        if self.explain_timeout is not None and not self._core.is_closed:
-            said = self.explain_timeout(peer, pending)
-            if said:
-                error.args = (f"{error}; {said}",)
-
-
-def _bytes_of(answer: Message | None) -> int:
-    """The size of the values in an answer."""
-    return 0 if answer is None else payload_bytes(answer.body)  # type: ignore[attr-defined]
 
 
 def _weigh(pending: Pending, body: Payload, channel: Channel) -> None:

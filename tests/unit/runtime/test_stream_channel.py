@@ -249,6 +249,7 @@ READING = (
 CALLING = (
     *READING,
     "lockstitch.runtime.agent",
+    "lockstitch.runtime.answers",
     "lockstitch.runtime.outgoing",
     "lockstitch.runtime.packing",
     "lockstitch.runtime.functions",
