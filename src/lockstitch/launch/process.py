@@ -172,7 +172,8 @@ class WorkerProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """See `Worker`."""
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+        # It has ended by itself, or belongs to another user by now (`sudo`).
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
 

@@ -17,7 +17,7 @@ import os
 import selectors
 import signal
 import termios
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import IO, TYPE_CHECKING, Literal
 
@@ -45,7 +45,8 @@ class ProcessLoop:
         self._children: dict[int, Callable[[int], None]] = {}
         """What is called when a child of this process has ended, by its number."""
         self._others: frozenset[int] = frozenset()
-        """Children that this process had before, which are not ours to signal or to wait for."""
+        """Children that are not ours to signal or to wait for: this process had them before, or
+        they belong to another user."""
         self._pipes: dict[IO[bytes], Callable[[], object]] = {}
         """The open pipes of workers, and what is called when there is something to read."""
         self._is_held = False
@@ -89,8 +90,12 @@ class ProcessLoop:
             process.signal(number)
         if number != signal.SIGINT:
             for orphan in set(child_pids()) - self._others - set(self._children):
-                with suppress(ProcessLookupError):
+                try:
                     os.kill(orphan, number)
+                except ProcessLookupError:
+                    continue
+                except PermissionError:  # what `sudo` has started, say: it may stay
+                    self._others |= {orphan}
 
     def wind_up(self) -> None:
         """Called when no worker runs and none will be started: has ended what is left, orphans that

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from unittest.mock import Mock
 
 from lockstitch.launch import process_loop
 from lockstitch.launch.process import WorkerProcess
@@ -140,6 +141,21 @@ def test_orphans_are_ended_when_no_worker_is_left():
     for worker in range(2):
         pid = int(loop.outputs[worker, "stdout"])
         assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_an_orphan_of_another_user_is_not_waited_for(monkeypatch):
+    loop = Loop(
+        "import os, subprocess\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "print(child.pid, flush=True); os._exit(0)"
+    )
+    kill = os.kill
+    monkeypatch.setattr(process_loop.os, "kill", Mock(side_effect=PermissionError))
+    loop.run_loop()
+    for worker in range(2):
+        pid = int(loop.outputs[worker, "stdout"])
+        kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_the_ends_of_other_children_are_told_to_who_has_asked():
