@@ -7,7 +7,7 @@ Names ending in an underscore, as in torch, write into the tensors that they are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -18,9 +18,9 @@ from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of, s
 from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from lockstitch.collectives import Handle, ReduceOp, Reduction, Session
+    from lockstitch.collectives import ReduceOp, Reduction, Session
 
 T = TypeVar("T")
 
@@ -54,9 +54,7 @@ def allreduce_async(
     not be changed before. Raises at once what this rank alone can see (`ValueError`, `TypeError`).
     """
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return begin(
-        current_session().deferred.allreduce, tensor, reduction, name, process_set, output=None
-    )
+    return begin("allreduce", tensor, reduction, name, process_set, output=None)
 
 
 def allreduce_async_(
@@ -70,9 +68,7 @@ def allreduce_async_(
 ) -> Operation[torch.Tensor]:
     """Like `allreduce_async`, in place: the result is `tensor` itself."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return begin(
-        current_session().deferred.allreduce, tensor, reduction, name, process_set, output=tensor
-    )
+    return begin("allreduce", tensor, reduction, name, process_set, output=tensor)
 
 
 def grouped_allreduce_async(
@@ -86,14 +82,7 @@ def grouped_allreduce_async(
 ) -> Operation[list[torch.Tensor]]:
     """Begins what `grouped_allreduce` does; see `allreduce_async`."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return begin(
-        current_session().deferred.grouped_allreduce,
-        tensors,
-        reduction,
-        name,
-        process_set,
-        outputs=None,
-    )
+    return begin("grouped_allreduce", tensors, reduction, name, process_set, outputs=None)
 
 
 def grouped_allreduce_async_(
@@ -107,14 +96,7 @@ def grouped_allreduce_async_(
 ) -> Operation[list[torch.Tensor]]:
     """Like `grouped_allreduce_async`, in place: the result are `tensors` themselves."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return begin(
-        current_session().deferred.grouped_allreduce,
-        tensors,
-        reduction,
-        name,
-        process_set,
-        outputs=list(tensors),
-    )
+    return begin("grouped_allreduce", tensors, reduction, name, process_set, outputs=list(tensors))
 
 
 def allgather_async(
@@ -149,9 +131,7 @@ def broadcast_async(
 ) -> Operation[torch.Tensor]:
     """Begins to copy the tensor of `root_rank`, a global rank also in a process set, to all, into
     new tensors; see `broadcast` and `allreduce_async`."""
-    return begin(
-        current_session().deferred.broadcast, tensor, root_rank, name, process_set, output=None
-    )
+    return begin("broadcast", tensor, root_rank, name, process_set, output=None)
 
 
 def broadcast_async_(
@@ -161,9 +141,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Like `broadcast_async`, in place: the result is `tensor` itself."""
-    return begin(
-        current_session().deferred.broadcast, tensor, root_rank, name, process_set, output=tensor
-    )
+    return begin("broadcast", tensor, root_rank, name, process_set, output=tensor)
 
 
 def alltoall_async(
@@ -267,19 +245,22 @@ def sparse_operation(
 
 
 def begin(
-    operation: Callable[..., Handle[T]],
+    kind: Literal["allreduce", "grouped_allreduce", "broadcast"],
     what: Any,
     how: Reduction | int,
     name: str | None,
     process_set: ProcessSet,
+    *,
+    is_deferred: bool = True,
     **target: T | None,
 ) -> Operation[T]:
-    """Submits an operation of a session, with or without an `output` (of a group: `outputs`), which
-    is the result then. `how`: the reduction, or the root."""
-    kind = operation.__name__
+    """Submits an operation of the session, with or without an `output` (of a group: `outputs`),
+    which is the result then. `how`: the reduction, or the root."""
+    session = current_session()
+    operation = getattr(session.deferred if is_deferred else session, kind)
     handle = operation(what, how, name=_full(kind, name), process_set=id_of(process_set), **target)
     (output,) = target.values()
-    return Operation(current_session(), handle, None if output is None else lambda _: output)
+    return Operation(session, handle, None if output is None else lambda _: output)
 
 
 def _full(kind: str, name: str | None) -> str | None:

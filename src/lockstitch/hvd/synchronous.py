@@ -19,7 +19,6 @@ from lockstitch.hvd.gradients import (
     OperationOptions,
     ReduceScatter,
 )
-from lockstitch.hvd.job import current_session
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def allreduce_(
     """Like `allreduce`, in place, and without a gradient; returns `tensor`."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
-        current_session().allreduce, tensor, reduction, name, process_set, output=tensor
+        "allreduce", tensor, reduction, name, process_set, is_deferred=False, output=tensor
     ).wait()
 
 
@@ -124,11 +123,12 @@ def grouped_allreduce_(
     """Like `grouped_allreduce`, in place, and without gradients; returns the same tensors."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
-        current_session().grouped_allreduce,
+        "grouped_allreduce",
         tensors,
         reduction,
         name,
         process_set,
+        is_deferred=False,
         outputs=list(tensors),
     ).wait()
 
@@ -183,7 +183,7 @@ def broadcast_(
 ) -> torch.Tensor:
     """Like `broadcast`, in place, and without a gradient; returns `tensor`."""
     return begin(
-        current_session().broadcast, tensor, root_rank, name, process_set, output=tensor
+        "broadcast", tensor, root_rank, name, process_set, is_deferred=False, output=tensor
     ).wait()
 
 
