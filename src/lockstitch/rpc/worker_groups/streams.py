@@ -23,6 +23,7 @@ from lockstitch.autograd.context import context_of_this_thread, set_current_cont
 from lockstitch.errors import PeerDiedError
 from lockstitch.rpc import api
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
+from lockstitch.rpc.worker_groups.arrivals import Arrivals
 from lockstitch.rpc.worker_groups.sources import CLOSE, ask_source, open_source
 from lockstitch.rref.service import ReferenceService
 from lockstitch.runtime.worker import current_worker
@@ -46,8 +47,9 @@ class Stream(Generic[T]):
 
     All items belong to the autograd context in which the stream was opened, and have a history if
     gradients were recorded then. What the generator raises, and the death of its worker, is raised
-    where its next item is asked for; then the stream is over. `close`, which the end of a `with`
-    block calls too, ends the generator early. For one consumer at a time.
+    where its next item is asked for; then the stream is over. Where a coroutine is cancelled that
+    waits, nothing is lost: who asks next gets the item. `close`, which the end of a `with` block
+    calls too, ends the generator early. For one consumer at a time.
     """
 
     def __init__(
@@ -149,8 +151,10 @@ class Stream(Generic[T]):
         head = self.head()
         if head is None:
             raise StopAsyncIteration
-        with contextlib.suppress(Exception):  # raised by `take`
-            await head
+        # Not `await head`: where the wait is cancelled, the item is for who waits next.
+        arrivals: Arrivals[None] = Arrivals()
+        arrivals.expect(head, None)
+        await arrivals.next_async()
         try:
             return self.take(head)
         except StopIteration:

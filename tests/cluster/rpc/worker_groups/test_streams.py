@@ -100,6 +100,12 @@ def hold_after(n: int):
     HELD.wait(30)
 
 
+def hold_in_between(n: int):
+    yield 0
+    HELD.wait(30)
+    yield from range(1, n)
+
+
 def fail_to_close():
     try:
         while True:
@@ -360,6 +366,18 @@ def test_it_can_be_iterated_by_a_coroutine(cluster) -> None:
 
     assert asyncio.run(collect()) == list(range(10))
     assert ENDED.is_set()
+
+
+def test_a_coroutine_that_gives_up_waiting_finds_the_item_later(cluster) -> None:
+    async def collect() -> list[int]:
+        async with rpc.stream("worker1", hold_in_between, (3,)) as stream:
+            found = [await anext(stream)]
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.05)
+            HELD.set()
+            return found + [item async for item in stream]
+
+    assert asyncio.run(collect()) == list(range(3))
 
 
 def test_streams_go_through_workers(cluster) -> None:
