@@ -113,3 +113,9 @@ class GroupStream(Generic[T]):
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> GroupStream[T]:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()

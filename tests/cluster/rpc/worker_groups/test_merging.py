@@ -111,7 +111,8 @@ def test_end_closes_all_generators_though_they_raise(cluster, way) -> None:
 
 def test_it_can_be_iterated_by_a_coroutine(cluster) -> None:
     async def collect() -> list[int]:
-        return [item async for _, item in rpc.group().stream(count, (5,))]
+        async with rpc.group().stream(count, (5,)) as stream:
+            return [item async for _, item in stream]
 
     assert sorted(asyncio.run(collect())) == sorted(list(range(5)) * 4)
 
