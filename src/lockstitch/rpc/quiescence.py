@@ -31,6 +31,7 @@ from lockstitch.errors import (
     CalledOffError,
     ConnectionLostError,
     LockstitchError,
+    PeerLeftError,
     RpcTimeoutError,
 )
 from lockstitch.rpc.barriers import Barrier, Barriers
@@ -174,7 +175,8 @@ class Quiescence:
                     total = barrier.result
                 self._rest_barriers.announce(barrier_id, total)
                 for child in barrier.neighbours_below:
-                    with contextlib.suppress(ConnectionLostError):  # then the child asks again
+                    # Then the child asks again; or it has, was told meanwhile, and may have gone.
+                    with contextlib.suppress(ConnectionLostError, PeerLeftError):
                         agent.send(child, Announced(barrier_id, (), (total,)))
             return total
         finally:

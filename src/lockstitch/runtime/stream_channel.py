@@ -92,6 +92,7 @@ class StreamChannel(Channel):
         try:
             self._sending.send(buffers, remaining_time)
         except ConnectionError as error:
+            self._right.read_if_free(self._read_what_is_there)  # answers; or that it leaves
             self._lost(error)
             raise self._judge.verdict(self) from error
 
@@ -300,6 +301,12 @@ class StreamChannel(Channel):
             return True
         return pending.done or pending.delivered
 
+    def _read_what_is_there(self) -> None:
+        nobody = Pending(None, None, None)
+        with contextlib.suppress(BlockingIOError):
+            while not nobody.done and not self._receive_and_take(nobody, 0):
+                pass
+
     def _expire(self, pending: Pending) -> None:
         for number, other in self._pending.copy().items():
             if other is pending:
@@ -321,11 +328,7 @@ class StreamChannel(Channel):
         # Not by `read_if_free`: a future's callback waits for this, and no interrupt comes here.
         if right.lock.acquire(blocking=False):
             try:
-                nobody = Pending(None, None, None)
-                while not nobody.done and not self._receive_and_take(nobody, 0):
-                    pass
-            except BlockingIOError:
-                pass
+                self._read_what_is_there()
             finally:
                 right.lock.release()
                 right.pass_on()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from lockstitch import rpc
 from lockstitch.errors import CalledOffError, PeerDiedError, RpcError, RpcTimeoutError
+from lockstitch.rpc.barriers import Barriers
 from lockstitch.rpc.quiescence import Quiescence
 from lockstitch.runtime.outgoing import Outgoing
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing.cluster import LocalCluster
+from lockstitch.wire.messages import Brought
 from tests.unit.rpc.programs import (
     ARRIVALS,
     AT_GATE,
@@ -136,6 +140,36 @@ def test_a_death_deep_below_reaches_everybody_by_name() -> None:
         del results["worker9"]
         assert all("'worker9' died" in str(error) for error in results.values()), results
         assert sum(isinstance(error, PeerDiedError) for error in results.values()) <= 5
+
+
+def test_a_child_that_asked_again_and_went_before_its_parent_told_it_is_not_missed(monkeypatch):
+    announce, barrier_ids = Barriers.announce, []
+
+    def announce_late(barriers: Barriers, barrier_id: str, result: object) -> None:
+        announce(barriers, barrier_id, result)
+        if threading.current_thread() is leader and barrier_id not in barrier_ids:
+            barrier_ids.append(barrier_id)
+            if len(barrier_ids) == 2:  # the last: the leader is about to tell the others
+                cluster[1].agent.send(cluster[0].id, Brought(barrier_id, "worker1", 0))
+                assert went.wait(60)
+
+    monkeypatch.setattr(Barriers, "announce", announce_late)
+
+    def meet_and_go() -> None:
+        meet()
+        if threading.current_thread() is not leader:
+            current_worker().close()
+
+    monkeypatch.setattr(Barriers, "announce", announce_late)
+    leader, went = threading.current_thread(), threading.Event()
+    with LocalCluster(3) as cluster:
+        cluster[0].agent.on_peer_lost(lambda *_: went.set())
+        others = [threading.Thread(target=cluster.run, args=(n, meet_and_go)) for n in (1, 2)]
+        for other in others:
+            other.start()
+        cluster.run(0, meet_and_go)
+        for other in others:
+            other.join(60)
 
 
 @pytest.mark.slow  # questions and answers need their seconds on a busy machine

@@ -14,6 +14,7 @@ from lockstitch.errors import (
     ConnectionLostError,
     NotInitializedError,
     PeerDiedError,
+    PeerLeftError,
     RpcError,
     RpcTimeoutError,
 )
@@ -151,6 +152,16 @@ def test_a_peer_that_leaves_says_so_where_it_answers_too() -> None:
             waiter.result()
         assert future.wait() == "before"
         with pytest.raises(PeerDiedError, match="it has shut down"):
+            stage.call()
+
+
+def test_a_peer_that_leaves_is_heard_out_by_who_finds_its_connection_closed() -> None:
+    with Stage() as stage:
+        channel = stage.agent.peers.channel(PEER)
+        channel.serve = lambda: None  # type: ignore[attr-defined]  # the pool comes too late
+        stage.peer.send(Leave(PEER))
+        stage.peer.vanish()
+        with pytest.raises(PeerLeftError, match="it has shut down"):
             stage.call()
 
 
