@@ -191,6 +191,35 @@ def test_two_hosts_that_are_cut_from_each_other_only_are_named(
 ) -> None:
     program = REDUCTIONS.replace("1000", "1_000_000")
     program = program.replace("hvd.init()", "hvd.init(); hvd.allreduce(torch.ones(1_000_000))")
+    told_by = told_of_a_cut_between_two(environment, program, ranks_per_host)
+    for said in told_by:
+        assert "nothing goes to or comes from rank" in said, told_by
+        assert "on host beta" in said or "on host gamma" in said, told_by
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "allgather(torch.ones(100), name='x')",
+        "broadcast(torch.ones(100), 1)",
+        "alltoall(torch.ones(9))",
+    ],
+    ids=["gather", "broadcast", "alltoall"],
+)
+def test_such_a_cut_ends_whatever_ranks_of_a_large_set_do_together(
+    environment: dict[str, str], operation: str
+) -> None:
+    large = "from lockstitch.collectives.c10d import group_operations as it; it.MOST_CONNECTED = 1"
+    program = REDUCTIONS.replace("allreduce(torch.ones(1000), op=hvd.Sum)", operation)
+    program = program.replace("hvd.init()", f"{large}; hvd.init(); hvd.{operation}")
+    for said in told_of_a_cut_between_two(environment, program, 1):
+        assert "Connection timed out" in said
+
+
+def told_of_a_cut_between_two(
+    environment: dict[str, str], program: str, ranks_per_host: int
+) -> list[str]:
+    """What the ranks of three hosts say of a cut between the second and the third, in time."""
     with ThreeHosts() as hosts:
         ranks = []
         for rank in range(3 * ranks_per_host):
@@ -207,6 +236,4 @@ def test_two_hosts_that_are_cut_from_each_other_only_are_named(
             assert kind in {"RankLostError", "HorovodInternalError", "CollectiveError"}, said
             assert float(noticed) - began < 2 * NOTICED_SECONDS, said
             told_by.append(said)
-        for said in told_by:
-            assert "nothing goes to or comes from rank" in said, told_by
-            assert "on host beta" in said or "on host gamma" in said, told_by
+        return told_by

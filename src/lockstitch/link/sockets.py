@@ -18,7 +18,7 @@ from lockstitch.link.addresses import host_and_port, with_port
 from lockstitch.link.ports import listen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _BACKLOG = 4096
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
@@ -249,18 +249,23 @@ def seconds_unacknowledged(sock: socket.socket) -> float:
 
 
 @contextlib.contextmanager
-def silence_bounded(seconds: float) -> Iterator[None]:
+def silence_bounded(seconds: float) -> Iterator[Callable[[], None]]:
     """A context manager after which `bound_silence` holds for all connections over TCP that this
-    process has got within: for a library that opens some and says nothing of them. 0: for none."""
+    process has got within: for a library that opens some and says nothing of them. 0: for none.
+    Within, it holds for those that there are when the function is called that it gives."""
     before = _open_sockets() if seconds else set()
-    yield
-    for descriptor, _ in _open_sockets() - before if seconds else ():
-        with (
-            contextlib.suppress(OSError),  # it has been closed, or is connected to nobody
-            socket.socket(fileno=os.dup(descriptor)) as sock,
-        ):
-            sock.getpeername()
-            bound_silence(sock, seconds)
+
+    def bound() -> None:
+        for descriptor, _ in _open_sockets() - before if seconds else ():
+            with (
+                contextlib.suppress(OSError),  # it has been closed, or is connected to nobody
+                socket.socket(fileno=os.dup(descriptor)) as sock,
+            ):
+                sock.getpeername()
+                bound_silence(sock, seconds)
+
+    yield bound
+    bound()
 
 
 def _open_sockets() -> set[tuple[int, str]]:

@@ -29,7 +29,7 @@ from lockstitch.link.sockets import silence_bounded
 from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_options, set_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.distributed.distributed_c10d import Store
 
@@ -66,6 +66,7 @@ _NCCL_TIMEOUT = timedelta(minutes=30)
 MOST_CONNECTED = 64
 """Up to so many ranks of a set connect to each other at once when it is opened, so that it is seen
 who cannot; more of them when they first have something for each other."""
+_LOOK_SECONDS = 0.5
 # What a network is expected to carry at least.
 _BYTES_PER_SECOND = 1 << 20
 
@@ -245,7 +246,8 @@ class ProcessGroupOperations:
         found = [padded.new_empty(longest) for _ in sizes]
         options = AllgatherOptions()
         options.timeout = self._may_last(padded, len(sizes))
-        self._groups[process_set.id].allgather([found], [padded], options).wait()
+        group = self._groups[process_set.id]
+        self._perform(process_set, lambda: group.allgather([found], [padded], options))
         return [each[:size] for each, size in zip(found, sizes, strict=True)]
 
     def broadcast(self, content: torch.Tensor, root: int, process_set: ProcessSet) -> None:
@@ -253,7 +255,8 @@ class ProcessGroupOperations:
         options.rootRank = root
         options.rootTensor = 0
         options.timeout = self._may_last(content, process_set.size)
-        self._groups[process_set.id].broadcast([content], options).wait()
+        group = self._groups[process_set.id]
+        self._perform(process_set, lambda: group.broadcast([content], options))
 
     def exchange(
         self,
@@ -267,7 +270,8 @@ class ProcessGroupOperations:
         options = distributed.AllToAllOptions()
         longer = max(mine, received, key=len)
         options.timeout = self._may_last(longer, 2 * process_set.size)
-        group.alltoall_base(received, mine, list(receive), list(send), options).wait()
+        sizes = list(receive), list(send)
+        self._perform(process_set, lambda: group.alltoall_base(received, mine, *sizes, options))
         return received
 
     def abort(self) -> None:
@@ -310,6 +314,17 @@ class ProcessGroupOperations:
             ) from error
         return group
 
+    def _perform(self, process_set: ProcessSet, begin: Callable[[], Any]) -> None:
+        """Begins an operation of Gloo or NCCL, and waits for its end. Ranks of a large set connect
+        within it: these connections, too, end when the other host falls silent."""
+        if is_gpu(self.device) or process_set.size <= MOST_CONNECTED:
+            begin().wait()
+            return
+        with silence_bounded(self._silence_seconds) as bound_now:
+            work = begin()
+            while not _ends_within(work, _LOOK_SECONDS):
+                bound_now()
+
     def _may_last(self, content: torch.Tensor, count: int) -> timedelta:
         """Returns how long an operation with so many bytes from each of `count` ranks may take."""
         if is_gpu(self.device):
@@ -321,3 +336,14 @@ class ProcessGroupOperations:
         timeout = timedelta(seconds=self._connect_seconds)
         options = gloo_options(address, timeout, is_lazy=size > MOST_CONNECTED)
         return gloo(store, position, size, options)
+
+
+def _ends_within(work: Any, seconds: float) -> bool:
+    """Whether that work of torch's is over within so long. Raises what it has failed of."""
+    try:
+        work.wait(timedelta(seconds=seconds))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()
+    return True
