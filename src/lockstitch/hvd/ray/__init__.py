@@ -2,15 +2,25 @@
 
     runner      RayExecutor
     elastic     ElasticRayExecutor, RayHostDiscovery
+    worker      BaseHorovodWorker
     ray_logger  log
 
 Importing it raises `ImportError`, with what to install, where there is no Ray.
 """
 
-from lockstitch.hvd.ray import elastic, ray_logger, runner
+from lockstitch.hvd.ray import elastic, ray_logger, runner, worker
+from lockstitch.hvd.ray.worker import BaseHorovodWorker
 from lockstitch.ray import ElasticRayExecutor, RayExecutor
 from lockstitch.ray.engine import find_ray
 
-__all__ = ["RayExecutor", "ElasticRayExecutor", "elastic", "ray_logger", "runner"]
+__all__ = [
+    "RayExecutor",
+    "BaseHorovodWorker",
+    "ElasticRayExecutor",
+    "elastic",
+    "ray_logger",
+    "runner",
+    "worker",
+]
 
 find_ray()

@@ -29,3 +29,14 @@ class RayHostDiscovery:
                 address = node["NodeManagerAddress"]
                 found[address] = found.get(address, 0) + slots
         return found
+
+
+def __getattr__(name: str) -> object:
+    if name == "TestDiscovery":
+        raise ImportError(
+            "Lockstitch has no TestDiscovery: give settings.discovery an object of your own, whose "
+            "find_available_hosts_and_slots() says which nodes there are, with "
+            "override_discovery=False",
+            name=__name__,
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
