@@ -10,13 +10,14 @@ from __future__ import annotations
 import binascii
 import hmac
 import os
+import platform
 import stat
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from pathlib import Path
 
 SECRET_BYTES: Final = 32
 VARIABLE: Final = "LOCKSTITCH_SECRET"
@@ -63,7 +64,12 @@ class Secret:
 
         Raises `PermissionError` where somebody else may, `OSError` where there is no such file.
         """
-        with Path(path).open("rb") as file:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            where = f"the secret's file cannot be read on host {platform.node()}"
+            raise type(error)(error.errno, f"{where}: {error.strerror}", str(path)) from None
+        with os.fdopen(descriptor, "rb") as file:
             flaw = flaw_of(os.fstat(file.fileno()), os.geteuid(), {os.getegid(), *os.getgroups()})
             if flaw:
                 raise PermissionError(f"the secret's file {path} {flaw}")

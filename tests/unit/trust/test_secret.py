@@ -168,5 +168,5 @@ def test_secret_is_found_in_the_options_before_the_environment(tmp_path: Path) -
     assert find_secret(None, path, {"LOCKSTITCH_SECRET": other.text()}) == Secret(KEY)
     with pytest.raises(ValueError, match="given twice"):
         find_secret(other, path, {})
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"cannot be read on host .*missing"):
         find_secret(None, tmp_path / "missing", {})
