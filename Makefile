@@ -21,7 +21,7 @@ DEMO = examples/digits/train.py
 TESTS = tests
 # Many tests wait, for processes that start or for a clock: meanwhile another works.
 TWO_AT_ONCE = -n 2 --dist worksteal
-ENGINES_OF_DEBIAN = slurm-wlm munge
+ENGINES_OF_DEBIAN = slurm-wlm munge iptables
 SPELT = src tests docs examples benchmarks packaging changelog.d .github $(wildcard *.md) Makefile \
 	pyproject.toml
 

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ import pytest
 from tests.processes.two_hosts import ADDRESSES, NAMES, TwoHosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 CPUS = 4
 _NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
@@ -145,14 +145,18 @@ class SlurmCluster:
         assert done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
 
-    def start(self, words: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
-        """Starts a command on the first node; what it says goes to a file."""
+    @contextmanager
+    def running(self, words: Sequence[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """A command on the first node, which is ended with the context; what it says goes to a
+        file."""
         with output.open("wb") as file:
             process = subprocess.Popen(
                 self._hosts.command(0, words), env=self.environment(), stdout=file, stderr=file
             )
-        self._stack.callback(self._end, process)
-        return process
+        try:
+            yield process
+        finally:
+            self._end(process)
 
     def submit(self, *words: str | Path, folder: Path) -> str:
         """Submits a batch script; returns the number of its job."""

@@ -66,7 +66,9 @@ def training(master):
         import horovod.spark
         import torch
 
-        spark, out = session(master), io.StringIO()
+        # As many ranks as there are cores, by default: of executors that have come.
+        all_come = {"spark.cores.max": "4", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
+        spark, out = session(master, **all_come), io.StringIO()
         first = horovod.spark.run(of_horovod, args=(42,), env={"MINE": "1"}, stdout=out)
         again = horovod.spark.run(of_horovod, args=(43,), num_proc=2, stdout=out)
         spark.stop()

@@ -162,45 +162,45 @@ def test_an_elastic_job_outlives_a_worker_a_step_and_a_node(cluster):
     path, stop, said = (cluster.folder / name for name in ("goes_on.py", "stop", "elastic.out"))
     path.write_text(GOES_ON)
     options = ["-n", "3", "--min-np", "1", str(path), str(stop)]
-    job = cluster.start(["salloc", "-N2", "-n3", "--no-kill", *RUN, *options], said)
+    with cluster.running(["salloc", "-N2", "-n3", "--no-kill", *RUN, *options], said) as job:
 
-    def wait_for(pattern: str, after: int = 0) -> re.Match[str]:
-        wait_until(lambda: re.search(pattern, said.read_text()[after:]) is not None)
-        return re.search(pattern, said.read_text()[after:])
+        def wait_for(pattern: str, after: int = 0) -> re.Match[str]:
+            wait_until(lambda: re.search(pattern, said.read_text()[after:]) is not None)
+            return re.search(pattern, said.read_text()[after:])
 
-    on_beta = r"rank 2 of 3 on beta is (\d+)"
-    victim = wait_for(on_beta)[1]
-    now = len(said.read_text())
-    os.kill(int(victim), signal.SIGKILL)
-    wait_for("worker 2 has ended: killed by SIGKILL on host beta", now)
-    wait_for(on_beta, now)
+        on_beta = r"rank 2 of 3 on beta is (\d+)"
+        victim = wait_for(on_beta)[1]
+        now = len(said.read_text())
+        os.kill(int(victim), signal.SIGKILL)
+        wait_for("worker 2 has ended: killed by SIGKILL on host beta", now)
+        wait_for(on_beta, now)
 
-    now = len(said.read_text())
-    steps = cluster.said(["squeue", "--steps", "--noheader", "--format=%i %N"])
-    cluster.said(["scancel", re.search(r"(\S+) beta", steps)[1]])
-    wait_for("worker 3 has ended: .* on host beta", now)
-    wait_for(on_beta, now)
+        now = len(said.read_text())
+        steps = cluster.said(["squeue", "--steps", "--noheader", "--format=%i %N"])
+        cluster.said(["scancel", re.search(r"(\S+) beta", steps)[1]])
+        wait_for("worker 3 has ended: .* on host beta", now)
+        wait_for(on_beta, now)
 
-    now = len(said.read_text())
-    cluster.cut()
-    wait_for("worker 4 on host beta is ended: it has been silent", now)
-    wait_for(r"rank 1 of 2 on alpha", now)
-    stop.touch()
-    assert job.wait(60) == 0, said.read_text()
-    assert "done 0 2" in said.read_text()
-    cluster.heal()
+        now = len(said.read_text())
+        cluster.cut()
+        wait_for("worker 4 on host beta is ended: it has been silent", now)
+        wait_for(r"rank 1 of 2 on alpha", now)
+        stop.touch()
+        assert job.wait(60) == 0, said.read_text()
+        assert "done 0 2" in said.read_text()
+        cluster.heal()
 
 
 def test_a_fixed_job_ends_with_a_node_and_names_it(cluster):
     path, said = cluster.folder / "reduces.py", cluster.folder / "fixed.out"
     path.write_text(REDUCES)
-    job = cluster.start(["salloc", "-N2", "-n2", *RUN, str(path)], said)
-    wait_until(lambda: said.read_text().count("reduces") == 2)
-    cluster.cut()
-    try:
-        assert job.wait(40) == 1
-    finally:
-        cluster.heal()
+    with cluster.running(["salloc", "-N2", "-n2", *RUN, str(path)], said) as job:
+        wait_until(lambda: said.read_text().count("reduces") == 2)
+        cluster.cut()
+        try:
+            assert job.wait(40) == 1
+        finally:
+            cluster.heal()
     # The launcher may know it sooner than rank 0, or later.
     lost = "its agent is lost: it", "rank 1 died, or its connection broke (it"
     words = [f"{each} has been silent for 10 s" for each in lost]
@@ -216,20 +216,20 @@ def test_the_secret_is_in_no_command_no_variable_and_no_log(cluster, tmp_path):
         "pathlib.Path(sys.argv[1]).write_text(secret.strip())\n"
         "time.sleep(600)\n"
     )
-    job = cluster.start(["salloc", "-N1", "-n1", *RUN, str(path), str(seen)], said)
-    wait_until(lambda: seen.exists() and bool(seen.read_text()))
-    secret = seen.read_text().encode()
-    clients = [folder for folder in Path("/proc").glob("[0-9]*") if _name_of(folder) == "srun"]
-    assert clients
-    for folder in clients:
-        assert secret not in (folder / "cmdline").read_bytes()
-        assert secret not in (folder / "environ").read_bytes()
-    for kept in filter(Path.is_file, cluster.folder.rglob("*")):
-        assert secret not in kept.read_bytes(), kept
-    for asked in ("job", "step", "node"):
-        assert secret.decode() not in cluster.said(["scontrol", "--details", "show", asked])
-    cluster.said(["scancel", "--user=root"])
-    job.wait(60)
+    with cluster.running(["salloc", "-N1", "-n1", *RUN, str(path), str(seen)], said) as job:
+        wait_until(lambda: seen.exists() and bool(seen.read_text()))
+        secret = seen.read_text().encode()
+        clients = [folder for folder in Path("/proc").glob("[0-9]*") if _name_of(folder) == "srun"]
+        assert clients
+        for folder in clients:
+            assert secret not in (folder / "cmdline").read_bytes()
+            assert secret not in (folder / "environ").read_bytes()
+        for kept in filter(Path.is_file, cluster.folder.rglob("*")):
+            assert secret not in kept.read_bytes(), kept
+        for asked in ("job", "step", "node"):
+            assert secret.decode() not in cluster.said(["scontrol", "--details", "show", asked])
+        cluster.said(["scancel", "--user=root"])
+        job.wait(60)
 
 
 def _name_of(folder: Path) -> str:
