@@ -23,6 +23,8 @@ pytestmark = [
     # torch 2.13 has other names for some functions, which older ones lack.
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning"),
+    # ZeroRedundancyOptimizer is imported with functional optimizers for TorchScript.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning"),
 ]
 
 # ruff: noqa: PLC0415 - what takes seconds to import is imported where it is needed
@@ -239,6 +241,104 @@ def test_checkpoint_is_loaded_onto_another_number_of_ranks(tmp_path: Path) -> No
     for each in (*saved, *loaded):
         assert each[:count] == saved[0][:count]
         assert each[count:] == pytest.approx(saved[0][count:])  # summed over other shards
+
+
+# ---------------------------------------------------------------- split layers and optimizers
+
+
+def perceptron() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 6))
+
+
+def train_on_noise(
+    module: nn.Module, optimizer: torch.optim.Optimizer, seed: int, steps: int = 4
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        module(torch.randn(5, 6, generator=generator)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def split_layers(_rank: int) -> torch.Tensor:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    module = parallelize_module(perceptron(), mesh, plan)
+    train_on_noise(module, torch.optim.AdamW(module.parameters(), lr=0.01), seed=7)
+    return whole_parameters(module)
+
+
+def split_sequences_and_losses(_rank: int) -> torch.Tensor:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        loss_parallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(20, 16), nn.LayerNorm(16), nn.Linear(16, 20))
+    plan = {
+        "0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "1": SequenceParallel(),
+        "2": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
+    }
+    parallelize_module(module, mesh, plan)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    tokens = torch.randint(0, 20, (3, 8))
+    for _ in range(3):
+        with loss_parallel():
+            nn.functional.cross_entropy(module(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return whole_parameters(module)
+
+
+def split_optimizer(rank: int) -> torch.Tensor:
+    """Ranks have inputs of different number, too."""
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    inner = perceptron()
+    module = DistributedDataParallel(inner)
+    optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, lr=0.01)
+    with Join([module, optimizer]):
+        train_on_noise(module, optimizer, seed=rank, steps=3 + rank)
+    return nn.utils.parameters_to_vector(inner.parameters()).detach()
+
+
+def averaged_now_and_then(rank: int) -> torch.Tensor:
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    inner = perceptron()
+    module = DistributedDataParallel(inner)
+    alone, _ = distributed.new_subgroups(group_size=1)
+    state = post_localSGD_hook.PostLocalSGDState(None, alone, start_localSGD_iter=2)
+    module.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    plain = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = PostLocalSGDOptimizer(plain, PeriodicModelAverager(period=2, warmup_steps=2))
+    train_on_noise(module, optimizer, seed=rank, steps=7)
+    return nn.utils.parameters_to_vector(inner.parameters()).detach()
+
+
+def test_split_layers_and_optimizers_train_to_the_same_parameters() -> None:
+    compare([split_layers, split_sequences_and_losses, split_optimizer, averaged_now_and_then])
 
 
 # ---------------------------------------------------------------- compiled
