@@ -395,6 +395,13 @@ def test_workers_tidy_up_where_a_disk_is_full(
     assert (tmp_path / "tidy").exists()
 
 
+def test_a_launcher_needs_no_output(tmp_path: Path) -> None:
+    words = [*COMMAND, "run", "-n", "1", "sh", "-c", f"echo said && touch {tmp_path}/ran"]
+    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words]
+    assert subprocess.run(closed, check=False).returncode == 0
+    assert (tmp_path / "ran").exists()
+
+
 def test_a_launcher_that_is_to_ignore_hangups_goes_on(launch: Launch) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -84,6 +84,9 @@ def horovodrun() -> None:
 
 
 def _call(command: typer.Typer, arguments: list[str], name: str) -> None:
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it was closed when this process began
+            setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115 - to the end
     try:
         command(arguments, prog_name=name)
     except BrokenPipeError:
