@@ -82,7 +82,7 @@ def take_step(line: bytes) -> tuple[bytes, StepMark | None]:
         number, values = json.loads(match[1])
         known = tuple((str(name), float(value)) for name, value in values)
         return rest, StepMark(int(number), known)
-    except (TypeError, ValueError):  # whoever has written that
+    except (TypeError, ValueError, OverflowError, RecursionError):  # whoever has written that
         return rest, None
 
 

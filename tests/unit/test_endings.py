@@ -43,7 +43,15 @@ def test_steps_come_out_of_a_line_and_leave_the_rest(step: StepMark) -> None:
     assert take_mark(line) == (line, None)
 
 
-@pytest.mark.parametrize("told", [b"", b"3", b"[3]", b'["x",[]]', b'[3,[["loss","low"]]]'])
+@pytest.mark.parametrize(
+    "told",
+    [
+        *(b"", b"3", b"[3]", b'["x",[]]', b'[3,[["loss","low"]]]', b"[Infinity,[]]"),
+        b'[3,[["loss",1' + b"0" * 400 + b"]]]",
+        b"[" * 50_000,
+    ],
+    ids=range(8),
+)
 def test_what_is_no_step_is_taken_out_and_nothing_else(told: bytes) -> None:
     line = b"\x1b_lockstitch:step:" + told + b"\x1b\\"
     assert take_step(line) == (b"", None)
