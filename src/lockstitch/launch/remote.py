@@ -55,7 +55,12 @@ _PROGRAM = (
 
 
 # A host that does not answer, or is cut off, is noticed as soon as by the workers themselves.
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=3")
+# Nor does it leave a process for later calls behind, whatever a user's settings say: the job would
+# wait for that in the end, and end it.
+_SSH = (
+    *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=3"),
+    *("-o", "ControlMaster=no"),
+)
 
 
 @dataclass(frozen=True)

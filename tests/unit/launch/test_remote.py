@@ -30,6 +30,7 @@ def said(environment, **changes):
 def test_ssh_never_asks_for_a_password():
     command, _ = RemoteShell().command("h1", {})
     assert command[:3] == ["ssh", "-o", "BatchMode=yes"]
+    assert "ControlMaster=no" in command
     assert command[-2:] == ["h1", "/bin/sh"]
 
 
