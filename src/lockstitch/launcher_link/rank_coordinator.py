@@ -6,8 +6,8 @@ run, and which slots are left empty, is kept in `launcher_link.slots`. A worker 
 
     starting ──ready──▶ waiting ──rank──▶ in the world ──ready──▶ waiting …      (or it ends)
 
-- The first world begins when `wanted` workers wait, or, after `start_seconds`, at least
-  `min_workers`.
+- The first world begins when `wanted` workers wait, or as many as can ever come, or, after
+  `start_seconds`, at least `min_workers`.
 - A later one begins when nobody is in the world any more and at least `min_workers` wait. Those
   that were in a world before keep their order, so rank 0 has the state whenever anybody has it.
 - A worker that fails is replaced at once, while its slot is open. The ranks that are left need not
@@ -330,7 +330,10 @@ class RankCoordinator:
     def _needed(self, now: float) -> int:
         options = self.options
         if self.generation == 0 and now < self.began_at + options.start_seconds:
-            return min(options.wanted, self._target()) if options.is_fixed else options.wanted
+            if not options.is_fixed:
+                return options.wanted
+            to_come = min(options.wanted, self._target(), self._slots.usable)
+            return max(options.min_workers, to_come)
         return 1 if self.is_finishing else options.min_workers
 
     def _begin_world(self, waiting: list[KnownWorker]) -> None:

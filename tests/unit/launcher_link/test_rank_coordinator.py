@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstitch.launcher_link.messages import Over, RankAssignment, Update, UpdateKind, Void
@@ -96,6 +96,15 @@ def test_the_first_world_begins_when_as_many_as_are_wanted_have_come():
     assert job.told == {}
     job.ready(1)
     assert job.ranks() == {0: 0, 1: 1, 2: 2}
+
+
+def test_the_first_world_does_not_wait_for_a_slot_that_is_struck_out():
+    job = Job(hosts=(("a", 3),), min_workers=2, slot_failures=2)
+    job.ready(0, 1)
+    job.fail(2)
+    assert job.told == {}
+    job.fail(3)
+    assert job.ranks() == {0: 0, 1: 1}
 
 
 def test_there_are_never_more_workers_than_may_be():
@@ -351,6 +360,7 @@ def test_ranks_thrown_back_after_the_first_has_finished_may_finish_too():
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 3))
+@example(727610, 4, 1)
 @settings(max_examples=60)
 def test_a_job_always_ends_and_every_world_is_complete(seed, slots, min_workers):
     """Workers fail, come and finish as they like; none is ever in two worlds or waits for ever."""
