@@ -58,7 +58,11 @@ class CallbackThread:
 
     def __enter__(self) -> CallbackThread:
         if self._callbacks:
-            self.queue = find_ray("util.queue").Queue(actor_options={"num_cpus": 0})
+            # Where this program runs: on another node it would be lost with that.
+            node = find_ray().get_runtime_context().get_node_id()
+            strategy = find_ray("util.scheduling_strategies").NodeAffinitySchedulingStrategy
+            place = {"num_cpus": 0, "scheduling_strategy": strategy(node, soft=True)}
+            self.queue = find_ray("util.queue").Queue(actor_options=place)
             self._thread = threading.Thread(target=self._run, name="lockstitch callbacks")
             self._thread.start()
         return self

@@ -18,6 +18,7 @@ def queues(monkeypatch):
         def __init__(self, actor_options):
             super().__init__()
             made.append(self)
+            self.options = actor_options
             self.is_over = False
 
         def shutdown(self):
@@ -27,6 +28,11 @@ def queues(monkeypatch):
     module.Queue, module.Empty = Queue, queue.Empty
     for name in ("ray", "ray.util"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    here = types.SimpleNamespace(get_node_id=lambda: "here")
+    sys.modules["ray"].get_runtime_context = lambda: here
+    strategies = types.ModuleType("ray.util.scheduling_strategies")
+    strategies.NodeAffinitySchedulingStrategy = lambda node, soft: (node, soft)
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
     monkeypatch.setitem(sys.modules, "ray.util.queue", module)
     yield made
     LOG.configure(None)
@@ -42,6 +48,11 @@ def test_callbacks_get_what_rank_0_logs_in_its_order(queues, monkeypatch):
             log(f"of all: {rank}", chief_only=False)
     assert heard == again == ["of 0", "of all: 0", "of all: 1"]
     assert queues[0].is_over
+
+
+def test_what_is_logged_is_kept_on_the_node_of_the_program_which_outlives_others(queues):
+    with CallbackThread([print]):
+        assert queues[0].options == {"num_cpus": 0, "scheduling_strategy": ("here", True)}
 
 
 def test_without_callbacks_nothing_is_made_and_nothing_is_kept(queues):
