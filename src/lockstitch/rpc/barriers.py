@@ -11,18 +11,16 @@ barrier has an id of its own, counted up on every worker alike.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.rpc.tree import TreeNode
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from lockstitch.errors import LockstitchError, PeerDiedError
     from lockstitch.ids import WorkerId
+    from lockstitch.rpc.tree import Attendance, TreeNode
 
 
 class Barrier:
@@ -102,19 +100,15 @@ class Barriers:
         self._latest: dict[str, tuple[str, Any]] = {}
         """Of each set of workers the barrier that was left last, and its result."""
 
-    def begin(self, members: Mapping[str, WorkerId]) -> str:
-        """Brings this worker to the next barrier of `members`; returns the barrier's id."""
-        node = TreeNode.of(members, self._name)
-        # Not the names themselves: every message bears the id.
-        names = ",".join(sorted(members)).encode()
-        digest = hashlib.blake2b(names, digest_size=8).hexdigest()
-        everybody = f"{self._purpose} of {len(members)} workers {digest}"
+    def begin(self, attendance: Attendance) -> str:
+        """Brings this worker to the next barrier of those who meet; returns the barrier's id."""
+        everybody = f"{self._purpose} of {attendance.everybody}"
         with self._lock:
             barrier_id = f"{everybody}#{self._counts[everybody]}"
             self._counts[everybody] += 1
             # What others brought before we came is there already.
             barrier = self._open.setdefault(barrier_id, Barrier())
-            barrier.node = node
+            barrier.node = attendance.node
             self._check_losses(barrier)
         return barrier_id
 

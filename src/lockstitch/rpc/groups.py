@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from lockstitch.rpc.quiescence import Quiescence, TimeLimit
+from lockstitch.rpc.tree import Attendance
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
@@ -38,11 +39,17 @@ def _all_gather(
     worker, or an error of a worker that this one told the result.
     """
     worker = current_worker()
-    quiescence = worker.service(Quiescence)
-    members = quiescence.members()
+    members = worker.service(Quiescence).members()
     if worker_names:
         members = {name: worker.agent.resolve(name).worker for name in worker_names}
-    barrier_id = quiescence.barriers.begin(members)
+    objects = _meet(worker, Attendance.of(members, worker.name), obj, timeout)
+    return {name: objects.get(name) for name in members}  # type: ignore[misc]
+
+
+def _meet(worker: Worker, attendance: Attendance, obj: object, timeout: float) -> Mapping[str, Any]:
+    """Returns what those who meet have brought, by name, but for None."""
+    quiescence = worker.service(Quiescence)
+    barrier_id = quiescence.barriers.begin(attendance)
     limit = TimeLimit(worker.clock, max(timeout, 0.0))
     try:
         barrier = quiescence.barriers.get(barrier_id)
@@ -62,7 +69,7 @@ def _all_gather(
                 quiescence.wait_for(barrier_id, barrier, barrier.settled, longer)
                 objects = barrier.result
         _broadcast(worker, barrier.neighbours_below, barrier_id, objects, timeout)
-        return {name: objects.get(name) for name in members}  # type: ignore[misc]
+        return objects
     finally:
         quiescence.barriers.end(barrier_id)
 
@@ -131,5 +138,6 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """
     worker = current_worker()
     limit = TimeLimit(worker.clock, timeout)
-    worker.service(Quiescence).wait_until_all_rest(timeout or None)
-    _all_gather(None, timeout=limit.remaining)
+    quiescence = worker.service(Quiescence)
+    quiescence.wait_until_all_rest(timeout or None)
+    _meet(worker, quiescence.attendance(), None, limit.remaining)

@@ -29,6 +29,8 @@ class Membership:
     """How a worker belongs to its group: what static and dynamic groups have in common."""
 
     is_static: bool
+    fixed_size: int | None = None
+    """How many workers there are, where they come and go together and have the ranks below it."""
     addresses: tuple[str, ...] = ()
     """Where this worker listens."""
 
@@ -136,6 +138,7 @@ class StaticMembership(Membership):
     def __init__(self, worker: Worker, roster: StaticRoster | None = None) -> None:
         super().__init__(worker)
         self._roster = roster
+        self.fixed_size = len(worker.agent.members()) if roster is None else roster.size
         self._changing = threading.Lock()
         self._gone: set[WorkerId] = set()
         worker.agent.on_peer_lost(self._lost)

@@ -35,11 +35,12 @@ from lockstitch.errors import (
     RpcTimeoutError,
 )
 from lockstitch.rpc.barriers import Barrier, Barriers
-from lockstitch.rpc.tree import TreeNode
+from lockstitch.rpc.membership import Membership
+from lockstitch.rpc.tree import Attendance
 from lockstitch.wire.messages import Announced, Brought, CalledOff
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from lockstitch.clock import Clock
     from lockstitch.errors import PeerDiedError
@@ -91,6 +92,15 @@ class Quiescence:
         """Returns all workers of the group, by name."""
         return {info.name: info.worker for info in self._worker.agent.members()}
 
+    def attendance(self) -> Attendance:
+        """Returns who meets where all do: of a fixed world without asking who they are, since in a
+        large one that is the longest part."""
+        me, agent = self._worker.info, self._worker.agent
+        size = self._worker.service(Membership).fixed_size
+        if size is None:
+            return Attendance.of(self.members(), me.name)
+        return Attendance.of_world(size, me.id, agent.resolve)
+
     # ------------------------------------------------------------ coming to rest
 
     def wait_until_all_rest(self, timeout_seconds: float | None) -> None:
@@ -99,12 +109,12 @@ class Quiescence:
         Raises `RpcTimeoutError` when that takes longer (None waits for ever), `PeerDiedError` when
         a neighbour is gone, and `RpcError` where somebody else has given up.
         """
-        members = self.members()
+        attendance = self.attendance()
         deadline = self._deadline(timeout_seconds)
         before: int | None = None
         while True:
             self.wait_until_rest(self._remaining(deadline))
-            now = self._sum_of_activities(members, self._remaining(deadline))
+            now = self._sum_of_activities(attendance, self._remaining(deadline))
             if now == before:
                 return
             before = now
@@ -140,7 +150,7 @@ class Quiescence:
         """Waits until the workers have gone to which this one has announced the last barrier, so
         that the announcement reaches them before its connections end. Returns after that time, or
         five seconds, in any case."""
-        children = TreeNode.of(self.members(), self._worker.name).children.values()
+        children = self.attendance().node.children.values()
         gone = threading.Event()
 
         def note_gone(*_: object) -> None:
@@ -151,13 +161,11 @@ class Quiescence:
         note_gone()
         gone.wait(min(timeout_seconds, _FAREWELL_SECONDS))
 
-    def _sum_of_activities(
-        self, members: Mapping[str, WorkerId], timeout_seconds: float | None
-    ) -> int:
+    def _sum_of_activities(self, attendance: Attendance, timeout_seconds: float | None) -> int:
         """Returns the sum of all workers' activities."""
         name, agent = self._worker.name, self._worker.agent
         deadline = self._deadline(timeout_seconds)
-        barrier_id = self._rest_barriers.begin(members)
+        barrier_id = self._rest_barriers.begin(attendance)
         try:
             barrier = self._rest_barriers.get(barrier_id)
             if deadline is not None and barrier.neighbours_above:

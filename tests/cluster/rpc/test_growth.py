@@ -22,6 +22,7 @@ from benchmarks.growth.work import run_backward as run_a_pass
 from lockstitch import rpc
 from lockstitch.rpc.tree import ARITY
 from lockstitch.testing import LocalCluster, Traffic
+from lockstitch.testing.cluster import LocalDirectory
 from tests.cluster.rpc.groups import LocalGroup, wait_until_all_see
 from tests.unit.rpc.programs import on_all
 
@@ -106,6 +107,12 @@ def test_steps_of_going_together_that_wait_for_each_other_are_logarithmic(size) 
         # calls and farewells; and what is left for one more meeting.
         levels = math.ceil(math.log(3 * size + 1, 4)) - 1
         assert cluster.traffic().depth <= 30 * levels
+
+
+def test_who_goes_with_all_others_does_not_ask_who_they_are(monkeypatch) -> None:
+    with LocalCluster(9) as cluster:
+        monkeypatch.setattr(LocalDirectory, "members", None)
+        assert set(on_all(cluster, rpc.shutdown).values()) == {None}
 
 
 @pytest.mark.parametrize("work", [call, run_a_pass, find])

@@ -8,6 +8,7 @@ import pytest
 from lockstitch.errors import PeerDiedError, RpcError
 from lockstitch.ids import WorkerId
 from lockstitch.rpc.barriers import Barriers
+from lockstitch.rpc.tree import Attendance
 
 MEMBERS = {"a": WorkerId(0, 0), "b": WorkerId(1, 0), "c": WorkerId(2, 0)}
 # In the order of their names: w00 leads, w01 … w04 are below it, w05 … w08 are below w01.
@@ -18,9 +19,13 @@ def barriers_of(name: str) -> Barriers:
     return Barriers(name, "lunch")
 
 
+def begin(barriers: Barriers, members: dict[str, WorkerId]) -> str:
+    return barriers.begin(Attendance.of(members, barriers._name))
+
+
 def test_the_leader_waits_for_all_and_keeps_what_each_brought() -> None:
     leader = barriers_of("a")
-    barrier_id = leader.begin(MEMBERS)
+    barrier_id = begin(leader, MEMBERS)
     leader.bring(barrier_id, "a", 1)
     leader.bring(barrier_id, "c", 3)
     assert leader.get(barrier_id).missing == ["b"]
@@ -32,7 +37,7 @@ def test_the_leader_waits_for_all_and_keeps_what_each_brought() -> None:
 
 def test_who_leads_a_subtree_waits_for_it_and_then_for_the_one_above() -> None:
     middle = barriers_of("w01")
-    barrier_id = middle.begin(MANY)
+    barrier_id = begin(middle, MANY)
     barrier = middle.get(barrier_id)
     assert barrier.missing == ["w05", "w06", "w07", "w08"]
     for name in ("w01", "w05", "w06", "w07", "w08"):
@@ -49,7 +54,7 @@ def test_who_leads_a_subtree_waits_for_it_and_then_for_the_one_above() -> None:
 
 def test_the_leader_learns_who_is_missing_below_those_who_have_come() -> None:
     leader = barriers_of("w00")
-    barrier_id = leader.begin(MANY)
+    barrier_id = begin(leader, MANY)
     leader.bring(barrier_id, "w04", 1)
     leader.note_missing(barrier_id, MANY["w01"], ["w06", "w08"])
     assert leader.get(barrier_id).missing == ["w02", "w03", "w06", "w08"]
@@ -58,7 +63,7 @@ def test_the_leader_learns_who_is_missing_below_those_who_have_come() -> None:
 
 def test_barriers_tell_whom_they_wait_for() -> None:
     leader = barriers_of("a")
-    barrier_id = leader.begin(MEMBERS)
+    barrier_id = begin(leader, MEMBERS)
     leader.bring(barrier_id, "a", 1)
     assert leader.waiting() == [["b", "c"]]
     leader.end(barrier_id)
@@ -66,18 +71,18 @@ def test_barriers_tell_whom_they_wait_for() -> None:
 
 
 def test_others_may_come_before_the_leader() -> None:
-    name = barriers_of("b").begin(MEMBERS)
+    name = begin(barriers_of("b"), MEMBERS)
     leader = barriers_of("a")
     leader.bring(name, "b", 2)
     leader.bring(name, "c", 3)
-    assert leader.begin(MEMBERS) == name
+    assert begin(leader, MEMBERS) == name
     leader.bring(name, "a", 1)
     assert leader.get(name).ready.is_set()
 
 
 def test_a_follower_waits_for_the_leaders_announcement() -> None:
     follower = barriers_of("b")
-    barrier_id = follower.begin(MEMBERS)
+    barrier_id = begin(follower, MEMBERS)
     follower.bring(barrier_id, "b", 2)
     assert follower.get(barrier_id).missing == ["a"]
     follower.announce(barrier_id, {"a": 1, "b": 2, "c": 3})
@@ -86,7 +91,7 @@ def test_a_follower_waits_for_the_leaders_announcement() -> None:
 
 def test_who_waits_no_longer_ignores_what_comes() -> None:
     follower = barriers_of("b")
-    barrier_id = follower.begin(MEMBERS)
+    barrier_id = begin(follower, MEMBERS)
     follower.end(barrier_id)
     follower.announce(barrier_id, {"a": 1, "b": 2, "c": 3})
     follower.bring(barrier_id, "b", 2)
@@ -97,7 +102,7 @@ def test_who_waits_no_longer_ignores_what_comes() -> None:
 
 def test_a_barrier_that_is_called_off_ends_the_waiting() -> None:
     follower, error = barriers_of("b"), RpcError("no")
-    barrier_id = follower.begin(MEMBERS)
+    barrier_id = begin(follower, MEMBERS)
     follower.call_off(barrier_id, error)
     follower.call_off(barrier_id, RpcError("once more"))
     assert follower.get(barrier_id).settled.is_set()
@@ -108,23 +113,23 @@ def test_a_barrier_that_is_called_off_ends_the_waiting() -> None:
 
 def test_whoever_comes_late_hears_that_the_barrier_was_called_off() -> None:
     follower, error = barriers_of("b"), RpcError("no")
-    barrier_id = barriers_of("a").begin(MEMBERS)
+    barrier_id = begin(barriers_of("a"), MEMBERS)
     follower.call_off(barrier_id, error)
-    assert follower.begin(MEMBERS) == barrier_id
+    assert begin(follower, MEMBERS) == barrier_id
     assert follower.get(barrier_id).failure is error
     follower.end(barrier_id)
-    assert follower.get(follower.begin(MEMBERS)).failure is None
+    assert follower.get(begin(follower, MEMBERS)).failure is None
 
 
 def test_what_is_called_off_elsewhere_is_no_barrier_of_this_purpose() -> None:
     follower = barriers_of("b")
-    follower.call_off(Barriers("a", "dinner").begin(MEMBERS), RpcError("no"))
+    follower.call_off(begin(Barriers("a", "dinner"), MEMBERS), RpcError("no"))
     assert follower._open == {}
 
 
 def test_nobody_comes_twice() -> None:
     leader = barriers_of("a")
-    barrier_id = leader.begin(MEMBERS)
+    barrier_id = begin(leader, MEMBERS)
     leader.bring(barrier_id, "b", 2)
     with pytest.raises(ValueError, match="b came twice"):
         leader.bring(barrier_id, "b", 2)
@@ -132,20 +137,20 @@ def test_nobody_comes_twice() -> None:
 
 def test_barriers_of_the_same_workers_are_counted_alike_everywhere() -> None:
     leader, follower = barriers_of("a"), barriers_of("b")
-    names = [leader.begin(MEMBERS), leader.begin(MEMBERS)]
-    assert names == [follower.begin(MEMBERS), follower.begin(MEMBERS)]
-    other_purpose = Barriers("a", "dinner").begin(MEMBERS)
-    assert len({*names, leader.begin({"a": MEMBERS["a"]}), other_purpose}) == 4
+    names = [begin(leader, MEMBERS), begin(leader, MEMBERS)]
+    assert names == [begin(follower, MEMBERS), begin(follower, MEMBERS)]
+    other_purpose = begin(Barriers("a", "dinner"), MEMBERS)
+    assert len({*names, begin(leader, {"a": MEMBERS["a"]}), other_purpose}) == 4
 
 
 def test_the_id_of_a_barrier_does_not_grow_with_its_members() -> None:
     many = {f"w{rank}": WorkerId(rank, 0) for rank in range(1000)}
-    assert len(barriers_of("w0").begin(many)) < 50
+    assert len(begin(barriers_of("w0"), many)) < 50
 
 
 def test_only_members_meet() -> None:
     with pytest.raises(ValueError, match="'x' is not among the workers"):
-        barriers_of("x").begin(MEMBERS)
+        begin(barriers_of("x"), MEMBERS)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -154,7 +159,7 @@ def test_the_death_of_one_who_is_awaited_ends_the_waiting(name, dead, before) ->
     barriers, error = barriers_of(name), PeerDiedError(dead)
     if before:
         barriers.lose(MEMBERS[dead], error)
-    barrier_id = barriers.begin(MEMBERS)
+    barrier_id = begin(barriers, MEMBERS)
     barriers.bring(barrier_id, name, 1)
     if not before:
         barriers.lose(MEMBERS[dead], error)
@@ -164,7 +169,7 @@ def test_the_death_of_one_who_is_awaited_ends_the_waiting(name, dead, before) ->
 
 def test_a_parent_that_dies_while_its_subtree_gathers_is_noticed_when_all_have_come() -> None:
     middle, error = barriers_of("w01"), PeerDiedError("w00")
-    barrier_id = middle.begin(MANY)
+    barrier_id = begin(middle, MANY)
     middle.lose(MANY["w00"], error)
     for name in ("w01", "w05", "w06", "w07", "w08"):
         middle.bring(barrier_id, name, 1)
@@ -173,8 +178,8 @@ def test_a_parent_that_dies_while_its_subtree_gathers_is_noticed_when_all_have_c
 
 def test_the_death_of_one_who_has_come_or_is_not_awaited_changes_nothing() -> None:
     leader, follower = barriers_of("a"), barriers_of("b")
-    barrier_id = leader.begin(MEMBERS)
-    follower.begin(MEMBERS)
+    barrier_id = begin(leader, MEMBERS)
+    begin(follower, MEMBERS)
     leader.bring(barrier_id, "c", 3)
     leader.lose(MEMBERS["c"], PeerDiedError("c"))
     follower.lose(MEMBERS["c"], PeerDiedError("c"))
@@ -185,14 +190,14 @@ def test_the_death_of_one_who_has_come_or_is_not_awaited_changes_nothing() -> No
 def test_a_later_life_of_the_dead_is_awaited_again() -> None:
     leader = barriers_of("a")
     leader.lose(WorkerId(1, 0), PeerDiedError("b"))
-    barrier_id = leader.begin({**MEMBERS, "b": WorkerId(1, 1)})
+    barrier_id = begin(leader, {**MEMBERS, "b": WorkerId(1, 1)})
     assert leader.get(barrier_id).failure is None
 
 
 def test_who_comes_again_hears_the_result_again() -> None:
     """Its word or the answer may have been lost."""
     leader = barriers_of("a")
-    barrier_id = leader.begin(MEMBERS)
+    barrier_id = begin(leader, MEMBERS)
     for name in ("a", "b", "b", "c"):
         leader.bring(barrier_id, name, 1, may_repeat=True)
         assert leader.result_of(barrier_id) == []
@@ -200,6 +205,6 @@ def test_who_comes_again_hears_the_result_again() -> None:
     assert leader.result_of(barrier_id) == [3]
     leader.end(barrier_id)
     assert leader.result_of(barrier_id) == [3]
-    following = leader.begin(MEMBERS)
+    following = begin(leader, MEMBERS)
     assert leader.result_of(following) == []
     assert leader.result_of(barrier_id) == [3]

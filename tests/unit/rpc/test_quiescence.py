@@ -128,7 +128,7 @@ def test_a_worker_that_dies_meanwhile_ends_the_waiting(cluster) -> None:
 
 
 def test_a_death_deep_below_reaches_everybody_by_name() -> None:
-    with LocalCluster(12) as deep:  # worker2 … worker5 stand below worker10 … in the alphabet
+    with LocalCluster(12) as deep:  # worker9 … worker11 stand below worker2
 
         def meet_or_die() -> None:
             if current_worker().name == "worker9":

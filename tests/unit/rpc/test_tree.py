@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstitch.ids import WorkerId
-from lockstitch.rpc.tree import ARITY, TreeNode
+from lockstitch.ids import WorkerId, WorkerInfo
+from lockstitch.rpc.tree import ARITY, Attendance, TreeNode
 
 
 def members(names) -> dict[str, WorkerId]:
@@ -44,3 +44,23 @@ def test_five_workers_are_a_star() -> None:
 def test_who_does_not_belong_has_no_place() -> None:
     with pytest.raises(ValueError, match=r"'x' is not among the workers \['a', 'b'\]"):
         TreeNode.of(members("ab"), "x")
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 6, 30])
+def test_a_world_is_numbered_by_its_ranks_of_which_each_asks_for_its_neighbours_only(size) -> None:
+    infos = [WorkerInfo(f"w{size - rank:02}", rank) for rank in range(size)]
+    by_name = {f"{info.id:02}": info.worker for info in infos}
+    for rank in range(size):
+        asked: list[int] = []
+
+        def info_of(number: int, asked: list[int] = asked) -> WorkerInfo:
+            asked.append(number)
+            return infos[number]
+
+        here = Attendance.of_world(size, rank, info_of)
+        same = TreeNode.of(by_name, f"{rank:02}")
+        assert list(here.node.parent.values()) == list(same.parent.values())
+        assert list(here.node.children.values()) == list(same.children.values())
+        assert all(infos[each.rank].name == name for name, each in here.node.children.items())
+        assert here.everybody == f"all {size} ranks"
+        assert len(asked) <= ARITY + 1
