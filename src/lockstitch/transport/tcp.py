@@ -6,7 +6,9 @@ user of the machine. Who may go on is decided above, before anything is parsed.
 
 from __future__ import annotations
 
+import errno
 import socket
+from typing import Final
 
 from lockstitch.link.addresses import LOOPBACK, hint, host_and_port, with_port
 from lockstitch.link.ports import listen
@@ -15,6 +17,7 @@ from lockstitch.transport.stream import StreamConnection, StreamListener
 
 _SCHEME = "tcp:"
 _BACKLOG = 1024
+_NO_WAY: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 class TcpConnection(StreamConnection):
@@ -64,7 +67,8 @@ class TcpTransport:
             message = f"{address} did not answer in {timeout_seconds:g} s; {hint(address)}"
             raise TimeoutError(message) from error
         except OSError as error:
-            raise ConnectionError(f"cannot connect to {address}: {error}") from error
+            advice = f"; {hint(address)}" if error.errno in _NO_WAY else ""
+            raise ConnectionError(f"cannot connect to {address}: {error}{advice}") from error
         try:
             # Dialling a free port of one's own host may, by chance, use that very port as its
             # source, and then connects to itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -69,6 +70,15 @@ def test_a_host_that_does_not_answer_times_out(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", never)
     with pytest.raises(TimeoutError, match="did not answer in 0.5 s"):
+        TcpTransport().connect("tcp:127.0.0.1:1", 0.5)
+
+
+def test_where_no_network_leads_it_says_what_to_look_at(monkeypatch):
+    def unreachable(address, timeout):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(ConnectionError, match=r"is unreachable; see whether .* LOCKSTITCH_IFNAME"):
         TcpTransport().connect("tcp:127.0.0.1:1", 0.5)
 
 
