@@ -62,6 +62,9 @@ class Stream(Generic[T]):
         self._lock = threading.Lock()
         self._pulls: deque[Future[Answer]] = deque()
         self._pulled = 0
+        self._arrivals: Arrivals[None] = Arrivals()
+        self._awaited: Future[Answer] | None = None
+        """The last item that a coroutine has waited for."""
         self._window = window
         self._context = context_of_this_thread()
         self._is_recorded = torch.is_grad_enabled()
@@ -152,9 +155,11 @@ class Stream(Generic[T]):
         if head is None:
             raise StopAsyncIteration
         # Not `await head`: where the wait is cancelled, the item is for who waits next.
-        arrivals: Arrivals[None] = Arrivals()
-        arrivals.expect(head, None)
-        await arrivals.next_async()
+        while not head.done():
+            if self._awaited is not head:
+                self._awaited = head
+                self._arrivals.expect(head, None)
+            await self._arrivals.next_async()
         try:
             return self.take(head)
         except StopIteration:
