@@ -69,7 +69,7 @@ def test_who_reads_slowly_is_waited_for_where_the_stream_is_patient(
     assert came == content
     for far.patience_seconds in (0.05, 0.0):
         with pytest.raises(BlockingIOError):
-            far.send([content])
+            far.send([content] * 8)  # more than the system may hold, by what it usually allows
     near.close()
     far.close()
 
@@ -177,6 +177,18 @@ def test_silence_is_bounded_on_connections_that_others_have_opened():
         for sock in (before, opened, *accepted, unwatched):
             sock.close()
     assert bounds == [0, 2500, 2500, 2500, 0]
+
+
+def test_silence_is_bounded_before_all_are_opened_where_somebody_asks_for_it():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        silence_bounded(2.5) as bound_now,
+        socket.create_connection(server.getsockname()) as opened,
+        server.accept()[0],
+    ):
+        bound_now()
+        bound = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert bound == 2500
 
 
 def test_system_tells_how_long_the_other_host_has_said_nothing():
