@@ -15,6 +15,7 @@
     asking.py     the other end: finds the processes of this user and asks all of them at once
     outlines.py   which processes belong to one job
     far.py        asks those of other hosts, by way of a gateway (`rendezvous.gateway`)
+    succession.py which process answers for a host when that of its gateway is gone
     system.py     what the system tells of a process, also of one that does not answer
 
 Nothing here needs torch: whoever looks at a job need not wait for it to be imported. What is made

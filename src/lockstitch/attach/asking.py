@@ -18,6 +18,7 @@ from lockstitch.attach import system
 from lockstitch.attach.endpoint import QUESTIONS
 from lockstitch.attach.folder import Entry, entries, folder_of
 from lockstitch.attach.report import REPORTS
+from lockstitch.attach.succession import remove_vacant
 from lockstitch.attach.values import Silence
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.link.sockets import peer_credentials
@@ -61,10 +62,12 @@ def all_entries() -> list[Entry]:
     """Returns all processes of this user on this host; none where nothing was ever listed. What
     those have left that are gone is removed. Raises `PermissionError` where the folder is not for
     this user alone."""
+    folder = own_folder()
     try:
-        found = list(entries(own_folder()))
+        found = list(entries(folder))
     except FileNotFoundError:
         return []
+    remove_vacant(folder)
     return [entry for entry in found if _is_there(entry)]
 
 

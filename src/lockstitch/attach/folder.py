@@ -50,6 +50,19 @@ _NAME: Final = re.compile(r"(\d+)-(\d+)\.[a-z]+", re.ASCII)
 _ELSEWHERES: Final = Codec(Elsewhere, complaint="this tells of no other hosts", by_name=True)
 
 
+def encode_elsewhere(elsewhere: Elsewhere) -> bytes:
+    """Returns it as it stands in a file."""
+    return _ELSEWHERES.encode(elsewhere)
+
+
+def decode_elsewhere(content: bytes) -> Elsewhere | None:
+    """Returns what stands in a file; None where that is nothing, or of another version."""
+    try:
+        return _ELSEWHERES.decode(content)
+    except RemoteProtocolError:
+        return None
+
+
 def folder_of(environment: Mapping[str, str], user: int) -> Path:
     """Returns where the processes of a user are listed: LOCKSTITCH_RUNTIME_DIR, else a folder in
     /tmp, whatever else a program may use for temporary files, since all must come to the same."""
@@ -141,14 +154,14 @@ class Entry:
             fresh.unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(fresh, flags, 0o600), "wb") as file:
-            file.write(_ELSEWHERES.encode(elsewhere))
+            file.write(encode_elsewhere(elsewhere))
         fresh.replace(path)
 
     def read_elsewhere(self) -> Elsewhere | None:
         """Returns what is known of other hosts; None where nothing is."""
         try:
-            return _ELSEWHERES.decode(self._card.with_suffix(_ELSEWHERE).read_bytes())
-        except (OSError, RemoteProtocolError):
+            return decode_elsewhere(self._card.with_suffix(_ELSEWHERE).read_bytes())
+        except OSError:
             return None
 
     def remove(self) -> None:

@@ -3,7 +3,8 @@
 One process of a host opens it, of those that launchers number the first, where it has a secret and
 is about to meet others over a network. When all have met, and they are of several hosts, each
 gateway learns those of the others, and commands of this user on its host find them
-(`PRESENCE.tell_elsewhere`); a gateway of a job of one host is closed again. LOCKSTITCH_ATTACH_PORT
+(`PRESENCE.tell_elsewhere`); a gateway of a job of one host is closed again. When its process is
+gone another one of the host opens it again (`attach.succession`). LOCKSTITCH_ATTACH_PORT
 names a port for it; then it is there for a job of one host, too. Where LOCKSTITCH_PORT_RANGE says
 which ports may be used, it takes none of them unless that variable is set, since each may be needed
 by a worker.
@@ -18,7 +19,7 @@ import selectors
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.attach.asking import Answers, all_entries, ask
+from lockstitch.attach.asking import Answers, all_entries, ask, own_folder
 from lockstitch.attach.far import (
     FAR,
     GATEWAY,
@@ -29,24 +30,27 @@ from lockstitch.attach.far import (
 from lockstitch.attach.folder import Elsewhere
 from lockstitch.attach.outlines import outlines
 from lockstitch.attach.presence import ATTACH_VARIABLE, PRESENCE
+from lockstitch.attach.succession import Seat
 from lockstitch.attach.values import FarAnswer, FarQuestion
 from lockstitch.forks import abandon_in_child
 from lockstitch.launcher_link.server import LauncherServer
-from lockstitch.link.addresses import is_loopback, with_port
+from lockstitch.link.addresses import host_and_port, is_loopback, with_port
 from lockstitch.link.ports import VARIABLE as PORT_RANGE
 from lockstitch.rendezvous.large_group import MOST_WHO_READ_ALL
+from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockstitch.rendezvous.static_group import StaticRoster
-    from lockstitch.trust import Secret
 
 PORT_VARIABLE: Final = "LOCKSTITCH_ATTACH_PORT"
 _LOCAL_RANKS: Final = (
     "LOCAL_RANK HOROVOD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID SLURM_LOCALID"
 ).split()
 _MOST_GUESTS: Final = 64
+_TRIES: Final = 20
+_PAUSE_SECONDS: Final = 0.1
 _ANSWER_SECONDS: Final = 10.0
 
 _log = logging.getLogger(__name__)
@@ -136,6 +140,10 @@ class HostGateway:
         self._gateway: Gateway | None = None
         self._secret: Secret | None = None
         self._others: dict[str, None] = {}
+        self._seat: Seat | None = None
+        """That of this process's own gateway."""
+        self._awaited: set[str] = set()
+        """The addresses of gateways that this one opens again when their processes are gone."""
         abandon_in_child(self)
 
     def __repr__(self) -> str:
@@ -155,15 +163,19 @@ class HostGateway:
                 except (OSError, ValueError, OverflowError) as error:
                     _log.info("commands on other hosts do not see this one: %s", error)
                     return ""
+                self._seat = _seat_of(self._gateway.address)
+                if self._seat is not None:
+                    self._seat.take()
             return self._gateway.address
 
     def learn(self, roster: StaticRoster, environment: Mapping[str, str]) -> None:
         """Takes in where the gateways of the other hosts of a group are, which has met."""
         with self._lock:
             gateway, secret = self._gateway, self._secret
-            if gateway is None or secret is None:
-                return
             try:
+                if gateway is None or secret is None:
+                    self._await_end_of_own(roster, environment)
+                    return
                 found = gateways_of(roster)
             except RuntimeError as error:  # the store is gone; nobody's work depends on this
                 _log.info("commands on this host do not see other hosts: %s", error)
@@ -171,10 +183,51 @@ class HostGateway:
             if not found and not self._others and not environment.get(PORT_VARIABLE):
                 self._gateway = None
                 gateway.close()
+                self._leave_seat()
                 return
             self._others |= dict.fromkeys(found)
-            elsewhere = Elsewhere(tuple(self._others), secret.text())
-            PRESENCE.tell_elsewhere(gateway.address, elsewhere)
+            self._tell(gateway, secret)
+
+    def _tell(self, gateway: Gateway, secret: Secret) -> None:
+        elsewhere = Elsewhere(tuple(self._others), secret.text())
+        PRESENCE.tell_elsewhere(gateway.address, elsewhere)
+        if self._seat is not None:
+            self._seat.write(elsewhere)
+
+    def _await_end_of_own(self, roster: StaticRoster, environment: Mapping[str, str]) -> None:
+        """Has the gateway of this host opened again when its process is gone."""
+        hosts = roster.census.hosts
+        is_alone = len(set(hosts)) == 1 and not environment.get(PORT_VARIABLE)
+        if is_alone or environment.get(ATTACH_VARIABLE) == "0" or not PRESENCE.is_shown:
+            return
+        address = gateway_at(roster, hosts[roster.me.id])
+        seat = _seat_of(address) if address and address not in self._awaited else None
+        if seat is not None:
+            self._awaited.add(address)
+            threading.Thread(
+                target=self._succeed, args=(seat, address), name="lockstitch heir", daemon=True
+            ).start()
+
+    def _succeed(self, seat: Seat, address: str) -> None:
+        elsewhere = seat.await_vacancy()
+        secret = None if elsewhere is None else Secret.from_text(elsewhere.secret)
+        gateway = None if secret is None else _open_again(address, secret)
+        if elsewhere is None or secret is None or gateway is None:
+            seat.close()
+            return
+        with self._lock:
+            if self._gateway is None:
+                self._gateway, self._secret, self._seat = gateway, secret, seat
+                self._others |= dict.fromkeys(elsewhere.addresses)
+                self._tell(gateway, secret)
+                return
+        gateway.close()
+        seat.close()
+
+    def _leave_seat(self) -> None:
+        if self._seat is not None:
+            self._seat.close()
+            self._seat = None
 
     def close(self) -> None:
         """Closes the gateway; harmless when repeated."""
@@ -182,24 +235,36 @@ class HostGateway:
             gateway, self._gateway, self._others = self._gateway, None, {}
         if gateway is not None:
             gateway.close()
+        self._leave_seat()
 
     def abandon(self) -> None:
         """A forked child has none."""
         self._lock = threading.Lock()
-        self._gateway = None
+        self._gateway = self._seat = None
         self._others = {}
+        self._awaited = set()
 
 
 def gateways_of(roster: StaticRoster) -> list[str]:
-    """Returns the gateways of the hosts of a group, but for this process's own host. Of a large
-    group only the first rank of each host is looked up."""
+    """Returns the gateways of the hosts of a group, but for this process's own host."""
     hosts = roster.census.hosts
-    found: dict[str, str | None] = {hosts[roster.me.id]: None}
-    for rank, host in enumerate(hosts):
-        if host not in found or (found[host] == "" and len(hosts) <= MOST_WHO_READ_ALL):
-            member = roster.find(rank)
-            found[host] = member.gateway if member is not None else ""
-    return [each for each in found.values() if each]
+    found = (
+        gateway_at(roster, host) for host in dict.fromkeys(hosts) if host != hosts[roster.me.id]
+    )
+    return [each for each in found if each]
+
+
+def gateway_at(roster: StaticRoster, host: str) -> str:
+    """Returns the gateway of a host of a group; nothing where it has none. Of a large group only
+    the first rank of the host is looked up."""
+    hosts = roster.census.hosts
+    for rank in (rank for rank, each in enumerate(hosts) if each == host):
+        member = roster.find(rank)
+        if member is not None and member.gateway:
+            return member.gateway
+        if len(hosts) > MOST_WHO_READ_ALL:
+            break
+    return ""
 
 
 def answers_of_own_job(asked: FarQuestion) -> Answers:
@@ -210,6 +275,25 @@ def answers_of_own_job(asked: FarQuestion) -> Answers:
     own = next((each for each in known if os.getpid() in {c.pid for c in each.cards}), None)
     entries = [] if own is None else [places[card.pid][0] for card in own.cards]
     return (ask_everywhere if asked.is_whole else ask)(entries, asked.question)
+
+
+def _seat_of(address: str) -> Seat | None:
+    try:
+        return Seat(own_folder(), address)
+    except OSError as error:
+        _log.info("nobody will answer for this host when the process that does is gone: %s", error)
+        return None
+
+
+def _open_again(address: str, secret: Secret) -> Gateway | None:
+    """Opens the gateway at an address whose process has just ended; None where that cannot be."""
+    for _ in range(_TRIES):
+        try:
+            return Gateway(*host_and_port(address), secret)
+        except (OSError, RuntimeError) as error:  # still taken; or this process, too, ends
+            _log.info("other hosts cannot ask this one at %s for now: %s", address, error)
+            threading.Event().wait(_PAUSE_SECONDS)
+    return None
 
 
 def _is_wanted(host: str, environment: Mapping[str, str]) -> bool:

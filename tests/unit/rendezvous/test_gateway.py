@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,8 +43,9 @@ class Told:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Told:
     presence = Told()
+    monkeypatch.setenv("LOCKSTITCH_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(gateway, "PRESENCE", presence)
     return presence
 
@@ -117,6 +120,41 @@ def test_of_a_job_of_one_host_it_is_closed_unless_a_port_is_named(
     own = host.offer("127.0.0.1", SECRET, FREE)
     host.learn(roster(("a", own)), FREE)
     assert told.told == [(own, Elsewhere((), SECRET.of(PURPOSE).text()))]
+
+
+def test_when_its_process_is_gone_another_one_of_the_host_opens_it_again(
+    host: HostGateway, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "answers_of_own_job", lambda _asked: Answers(unreached=["c"]))
+    heirs = [HostGateway(), HostGateway()]
+    own = host.offer("127.0.0.1", SECRET, FREE)
+    group = (("a", own), ("a", ""), ("a", ""), ("b", "b:1"))
+    host.learn(roster(*group), FREE)
+    for number, heir in enumerate(heirs):
+        heir.learn(roster(*group, rank=1 + number), FREE)
+        heir.learn(roster(*group, rank=1 + number), FREE)
+    try:
+        for former in (host, *heirs[:1]):
+            former.close()  # as the kernel does when a process ends
+            deadline = time.monotonic() + 20
+            while not any(own in repr(each) for each in heirs):
+                assert time.monotonic() < deadline
+                threading.Event().wait(0.01)
+            heirs.sort(key=lambda each: own not in repr(each))  # the one that has it first
+            answer = ask_far(own, SECRET.of(PURPOSE), FarQuestion(Question(seconds=0.1)))
+            assert answer.unreached == ("c",)
+        assert told.told == [(own, Elsewhere(("b:1",), SECRET.of(PURPOSE).text()))] * 3
+    finally:
+        for each in heirs:
+            each.close()
+
+
+def test_nobody_waits_to_answer_for_a_host_that_has_nobody_to_ask_it(told: Told) -> None:
+    heir = HostGateway()
+    heir.learn(roster(("a", "a:1"), ("a", ""), rank=1), {})
+    heir.learn(roster(("a", ""), ("a", ""), ("b", "b:1"), rank=1), {})
+    heir.learn(roster(("a", "a:1"), ("a", ""), ("b", "b:1"), rank=1), {"LOCKSTITCH_ATTACH": "0"})
+    assert [each.name for each in threading.enumerate() if "heir" in each.name] == []
 
 
 def test_each_other_host_counts_once_and_one_without_a_gateway_not_at_all() -> None:
