@@ -115,6 +115,143 @@ MIXED = """
 """
 
 
+OF_RPC = """
+    import os, threading, time, torch
+    from lockstitch import autograd, rpc
+    from lockstitch.nn import DataParallel, Pipeline
+    rank = int(os.environ["RANK"])
+    def begin():
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    def sleep():
+        time.sleep(1000)  # here
+    async def awaits():
+        import asyncio
+        await asyncio.sleep(1000)  # here
+    class Still(torch.nn.Module):
+        def __init__(self, sleeps):
+            super().__init__()
+            self.sleeps, self.linear = sleeps, torch.nn.Linear(4, 4)
+        def forward(self, x):
+            if self.sleeps or float(x[0, 0]) > 5:
+                time.sleep(1000)  # here
+            return self.linear(x)
+"""
+OF_C10D = """
+    import time, torch
+    import lockstitch.c10d
+    import torch.distributed as dist
+    dist.init_process_group("lockstitch")
+"""
+CAUSES = {
+    # The callee's program waits in `shutdown`, as those of parameter servers do.
+    "callee": (
+        OF_RPC
+        + """
+    begin()
+    if rank == 0:
+        rpc.rpc_sync("worker1", sleep, timeout=0)
+    rpc.shutdown()
+    """,
+        ("worker1 is waited for by worker0, and waits for nobody:", "time.sleep(1000)  # here"),
+    ),
+    "coroutine": (
+        OF_RPC
+        + """
+    begin()
+    if rank == 0:
+        rpc.rpc_sync("worker1", awaits, timeout=0)
+    rpc.shutdown()
+    """,
+        ("worker1 is waited for by worker0, and waits for nobody:",
+         "in awaits: await asyncio.sleep(1000)  # here"),
+    ),
+    "hook": (
+        OF_RPC
+        + """
+    def hooked(x):
+        y = 2 * x
+        y.register_hook(lambda _gradient: time.sleep(1000))  # here
+        return y
+    begin()
+    if rank == 0:
+        with autograd.context() as context_id:
+            loss = rpc.rpc_sync("worker1", hooked, (torch.ones(2, requires_grad=True),)).sum()
+            autograd.backward(context_id, [loss])
+    rpc.shutdown()
+    """,
+        ("worker1 is waited for by worker0, and waits for nobody:", "in <lambda>: y.register_hook"),
+    ),
+    "stage": (
+        OF_RPC
+        + """
+    begin()
+    if rank == 0:
+        stages = [rpc.remote(f"worker{i}", Still, (i == 1,)) for i in range(2)]
+        pipeline = Pipeline(stages, chunks=2)
+        with autograd.context() as context_id:
+            pipeline.step(context_id, torch.ones(4, 4), torch.ones(4, 4),
+                          torch.nn.functional.mse_loss)
+    rpc.shutdown()
+    """,
+        ("worker1 is waited for by worker0, and waits for nobody:", "time.sleep(1000)  # here"),
+    ),
+    "slot": (
+        OF_RPC
+        + """
+    if rank == 0:
+        batch = torch.ones(8, 4)
+        batch[4:] = 7
+        DataParallel(Still(False), device_ids=["fork", "fork"])(batch)
+    threading.Event().wait()
+    """,
+        ("is waited for by rank 0, and waits for nobody:", "waits for forward in slot 1",
+         "time.sleep(1000)  # here"),
+    ),
+    "before": (
+        OF_RPC
+        + """
+    if rank == 1:
+        time.sleep(1000)  # loads
+    begin()
+    """,
+        ("rank 1 is waited for by rank 0, and waits for nobody:",
+         "rank 0 has come to the meeting of 2 ranks, waits for rank 1",
+         "time.sleep(1000)  # loads"),
+    ),
+    "c10d": (
+        OF_C10D
+        + """
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(3))
+    time.sleep(1000)  # elsewhere
+    """,
+        ("rank 1 is waited for by rank 0, and waits for nobody:",
+         "it has not submitted all_reduce of float32 (3,), operation 1",
+         "rank 0 waits for operation 1, which this one has not submitted"),
+    ),
+    "receiver": (
+        OF_C10D
+        + """
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(3), 1)
+    time.sleep(1000)  # elsewhere
+    """,
+        ("rank 1 is waited for by rank 0, and waits for nobody:",
+         "it has not submitted recv 0<-1 of float32 (3,), message 1"),
+    ),
+}  # fmt: skip
+SLOW = """
+    import time, torch
+    import lockstitch.hvd as hvd
+    def compute():
+        time.sleep(0.15 if hvd.rank() == 1 else 0.02)
+    hvd.init()
+    while True:
+        compute()
+        hvd.allreduce(torch.ones(2), name="gradient")
+"""
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
@@ -228,6 +365,30 @@ def test_workers_of_a_shell_are_one_job_and_a_dead_one_is_seen_by_its_launcher(
         for each in workers:
             each.kill()
             each.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_cause_of_a_hang_is_named(start: Start, name: str) -> None:
+    script, expected = CAUSES[name]
+    start(script, 2, name)
+    when(lambda: observe.waits(name).culprits)
+    when(lambda: all(any(part in line for line in text(name)) for part in expected))
+    assert not observe.waits(name).circles
+
+
+@pytest.mark.slow
+def test_the_rank_that_is_slow_is_found_by_looking_again_and_again(start: Start) -> None:
+    start(SLOW, 3, "slow")
+    when(lambda: len(observe.waits("slow").participants) == 3)
+    when(lambda: all(each.groups for each in observe.status("slow").processes))
+    found = observe.holdups("slow", seconds=2.0)
+    assert found[0].participant == "rank 1"
+    assert found[0].share > 0.5
+    assert "in compute: time.sleep" in found[0].places[0][0]
+    command = [sys.executable, "-m", "lockstitch", "waits", "slow", "--seconds", "1"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^  rank 1 was waited for in \d+%, by rank [02], rank [02]$", lines, re.M)
 
 
 def test_a_job_is_seen_before_its_program_begins_anything(start: Start) -> None:

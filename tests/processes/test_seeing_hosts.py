@@ -17,12 +17,13 @@ from tests.processes.two_hosts import ADDRESSES, TwoHosts
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
 PATIENCE_SECONDS = 60
+NOTHING: Mapping[str, str] = {}
 CYCLE = """
 import os, threading
 from lockstitch import rpc
@@ -44,23 +45,38 @@ hvd.allreduce(torch.ones(2), name="second")
 """
 
 
-class Job:
-    """A program on each of two hosts, and commands that look at it."""
+IDLE = """
+import os, threading
+from lockstitch import rpc
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+rpc.init_rpc(f"worker{rank}", world_size=size)
+threading.Event().wait()
+"""
 
-    def __init__(self, hosts: TwoHosts, folder: Path, program: str) -> None:
+
+class Job:
+    """A program on each of two hosts, and commands that look at it. `beside`: how many more
+    processes of it run on the first host."""
+
+    def __init__(self, hosts: TwoHosts, folder: Path, program: str, beside: int = 0) -> None:
         self.hosts = hosts
         self.folder = folder
         Secret.make().write(folder / "secret")
         self.secret = {"LOCKSTITCH_SECRET_FILE": str(folder / "secret")}
-        meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29777"}
+        size = str(2 + beside)
+        meeting = {"WORLD_SIZE": size, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29777"}
+        places = [(0, 0), (1, 0), *((0, 1 + local) for local in range(beside))]
         self.workers: list[subprocess.Popen[str]] = [
             hosts.python(
-                rank,
+                host,
                 program,
-                {**meeting, **self.secret, **self.of_host(rank), "RANK": str(rank)},
+                {
+                    **meeting, **self.secret, **self.of_host(host),
+                    "RANK": str(rank), "LOCAL_RANK": str(local),
+                },
             )
-            for rank in range(2)
-        ]
+            for rank, (host, local) in enumerate(places)
+        ]  # fmt: skip
 
     def of_host(self, host: int | str) -> dict[str, str]:
         """Hosts of their own have a /tmp of their own."""
@@ -73,24 +89,26 @@ class Job:
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         return process.returncode, output
 
-    def when(self, words: list[str], part: str, host: int = 0) -> str:
+    def when(
+        self, words: list[str], part: str, host: int = 0, more: Mapping[str, str] = NOTHING
+    ) -> str:
         """What a command prints as soon as that has a part in it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            _, output = self.say(host, *words)
+            _, output = self.say(host, *words, **{**self.of_host(host), **more})
             if part in output:
                 return output
             assert time.monotonic() < deadline, output
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     with TwoHosts() as hosts:
-        yield lambda program: Job(hosts, tmp_path, program)
+        yield lambda program, beside=0: Job(hosts, tmp_path, program, beside)
 
 
 def test_a_cycle_over_two_hosts_is_named_from_both_and_from_elsewhere(
-    start: Callable[[str], Job],
+    start: Callable[..., Job],
 ) -> None:
     job = start(CYCLE)
     for host in range(2):
@@ -122,7 +140,7 @@ def test_a_cycle_over_two_hosts_is_named_from_both_and_from_elsewhere(
 
 
 def test_the_rank_that_left_a_reduction_out_is_named_from_the_other_host(
-    start: Callable[[str], Job],
+    start: Callable[..., Job],
 ) -> None:
     job = start(LEFT_OUT)
     output = job.when(["waits"], "rank 1 is waited for by rank 0")
@@ -133,3 +151,21 @@ def test_the_rank_that_left_a_reduction_out_is_named_from_the_other_host(
     )
     output = job.when(["waits"], "of another host nothing is known: 10.213.77.2:")
     assert "rank 0" in output
+
+
+def test_when_the_process_is_gone_that_answers_for_a_host_another_one_does(
+    start: Callable[..., Job],
+) -> None:
+    job = start(IDLE, 2)
+    job.when(["status"], "worker1", 0)  # of the other host, as soon as all have met
+    (told,) = json.loads(job.say(0, "ps", "--json")[1])
+    cards = [each["card"] for each in told["processes"]]
+    (gateway,) = [each for each in cards if each["gateway"].startswith(ADDRESSES[0])]
+    for _ in range(2):
+        os.kill(gateway["pid"], signal.SIGKILL)
+        output = job.when(["status", "--address", gateway["gateway"]], "worker1", 1, job.secret)
+        assert gateway["names"][0] not in output
+        (told,) = json.loads(job.say(0, "ps", "--json")[1])
+        cards = [each["card"] for each in told["processes"]]
+        assert len({each["names"][0] for each in cards}) == len(cards)
+        (gateway,) = [each for each in cards if each["gateway"] == gateway["gateway"]]

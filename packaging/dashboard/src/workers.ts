@@ -15,6 +15,7 @@ const COLUMNS: Column[] = [
   { id: "cpu", label: "CPU", title: "Processor time, of one core", show: percent },
   { id: "memory", label: "Memory", title: "Resident memory", show: bytes },
   { id: "threads", label: "Threads", title: "Threads of the process", show: number },
+  { id: "files", label: "Files", title: "Open files, sockets included", show: number },
   { id: "calls", label: "Calls/s", title: "Requests sent per second", show: number },
   { id: "served", label: "Served/s", title: "Requests served per second", show: number },
   { id: "pending", label: "Pending", title: "Requests without an answer yet", show: number },

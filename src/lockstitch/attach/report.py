@@ -49,6 +49,7 @@ def make_report(card: Card, sources: Sources, question: Question) -> ProcessRepo
     growth = _Growth(sources, question) if is_rate_asked else None
     workers = _from_all(sources.workers, question, ends_at, gaps)
     groups = _from_all(sources.groups, question, ends_at, gaps)
+    waits = _from_all(sources.waits if question.waits else (), question, ends_at, gaps)
     system = look_at(os.getpid())
     if growth is not None:
         workers = [growth.of(each) for each in workers]
@@ -60,6 +61,7 @@ def make_report(card: Card, sources: Sources, question: Question) -> ProcessRepo
         system=system,
         workers=tuple(workers),
         groups=tuple(groups),
+        waits=tuple(waits),
         threads=_with_served(threads, workers),
         launched=tuple(sources.launched()) if sources.launched is not None else (),
         step=sources.step() if sources.step is not None else None,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lockstitch.attach.values import (
         GroupReport,
         LaunchedWorker,
+        OtherWait,
         Question,
         StepReport,
         WorkerReport,
@@ -29,6 +30,8 @@ class Sources:
         """Those of `lockstitch.rpc`."""
         self.groups: list[Callable[[Question], Sequence[GroupReport]]] = []
         """Ranks of reductions."""
+        self.waits: list[Callable[[Question], Sequence[OtherWait]]] = []
+        """What the process waits for in whole."""
         self.launched: Callable[[], Sequence[LaunchedWorker]] | None = None
         """The workers that this process has started as a launcher."""
         self.step: Callable[[], StepReport | None] | None = None

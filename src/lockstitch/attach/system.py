@@ -38,6 +38,7 @@ def look_at(pid: int) -> SystemReport | None:
         memory=int(fields[21]) * _PAGE,
         threads=int(fields[17]),
         waits_in="" if sleeps_in in ("", "0") else sleeps_in,
+        files=_open_files(pid),
     )
 
 
@@ -84,6 +85,13 @@ def _stat(path: Path) -> list[str] | None:
     """The fields of a `stat` file from the third on: the second, a name, may hold anything."""
     text = _read(path)
     return text.rpartition(")")[2].split() if text else None
+
+
+def _open_files(pid: int) -> int:
+    try:
+        return len(os.listdir(_PROC / str(pid) / "fd"))
+    except OSError:
+        return 0
 
 
 def _uptime() -> float:

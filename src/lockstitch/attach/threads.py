@@ -14,7 +14,7 @@ from lockstitch.attach.system import thread_state
 from lockstitch.attach.values import CodeLine, ThreadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import FrameType
 
 _HERE: Final = f"{Path(__file__).resolve().parent}/"
@@ -53,11 +53,13 @@ def code_line(frame: FrameType) -> CodeLine:
 def own_line(innermost: FrameType, folders: SourceFolders | None = None) -> CodeLine:
     """Returns the innermost line of the user's own code in a stack, or the innermost line of any
     code where none is the user's."""
-    folders = folders or SourceFolders()
-    for frame in frames_of(innermost):
-        if folders.is_own(frame.f_code.co_filename):
-            return code_line(frame)
-    return code_line(innermost)
+    return own_line_among(list(frames_of(innermost)), folders or SourceFolders())
+
+
+def own_line_among(frames: Sequence[FrameType], folders: SourceFolders) -> CodeLine:
+    """The same of frames that are given, the innermost first."""
+    own = (each for each in frames if folders.is_own(each.f_code.co_filename))
+    return code_line(next(own, frames[0]))
 
 
 def look_at_threads(*, stacks: bool = False) -> list[ThreadReport]:

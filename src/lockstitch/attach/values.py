@@ -73,11 +73,13 @@ class ServedCall:
 @dataclass(frozen=True, slots=True)
 class OtherWait:
     """What a worker waits for besides calls: a barrier, a backward pass. `workers`: those for which
-    it does, by name, as far as they are known, and `ranks` others, by rank."""
+    it does, by name, as far as they are known, and `ranks` others, by rank. `is_apart`: it is the
+    program that waits so, and nothing that the worker serves."""
 
     what: str
     workers: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,8 @@ class WorkerReport:
 class CollectiveWait:
     """A collective that some ranks have submitted and others have not, or that is under way.
     `is_submitted`: whether this rank has, `seconds` ago; else `by` are the ranks that have.
-    `missing`: the ranks that have not, None where that is not known here."""
+    `missing`: the ranks that have not, None where that is not known here. `label`: what the program
+    calls it, where it does not know the name."""
 
     kind: str
     name: str
@@ -180,6 +183,7 @@ class CollectiveWait:
     seconds: float
     missing: tuple[int, ...] | None
     by: tuple[int, ...] = ()
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +258,8 @@ class SystemReport:
     memory: int
     threads: int
     waits_in: str = ""
+    files: int = 0
+    """How many it has open, sockets and the like included; 0 where that is not told."""
     cpu_share: float | None = None
     """Of one core, while the question was answered, where that was asked for: 1.0 is all of it."""
 
@@ -284,6 +290,8 @@ class ProcessReport:
     recording: Recording | None = None
     told_at: float = 0.0
     """When, in seconds since the epoch."""
+    waits: tuple[OtherWait, ...] = ()
+    """What it waits for in whole: to meet others, or a forked slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +334,7 @@ def in_words(wait: CollectiveWait) -> str:
     """Returns a collective and whom it waits for, as a sentence."""
     if not wait.is_submitted:
         waits = f"{ranks_in_words(wait.by)} wait{'s' * (len(wait.by) == 1)}"
-        what = repr(wait.name) if wait.name else "something"
+        what = wait.label or (repr(wait.name) if wait.name else "something")
         whose = waits if wait.by else "other ranks wait"
         return f"{whose} for {what}, which this one has not submitted"
     if wait.missing is None:
@@ -337,7 +345,8 @@ def in_words(wait: CollectiveWait) -> str:
         have = "has" if len(wait.missing) == 1 else "have"
         verb = "joined" if wait.kind == "join" else "submitted it"
         whom = f"{ranks_in_words(wait.missing)} {have} not {verb}"
-    return f"{wait.kind} {wait.name!r}, submitted {wait.seconds:.1f} s ago: {whom}"
+    what = wait.label or f"{wait.kind} {wait.name!r}"
+    return f"{what}, submitted {wait.seconds:.1f} s ago: {whom}"
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -84,6 +84,11 @@ class Initiator:
                 return "the graph of its roots runs"
             return f"on their way or being worked on: {self._balance!r}"
 
+    def working_ranks(self) -> list[int]:
+        """Returns the ranks to which gradients are on their way, or which work on some."""
+        with self._lock:
+            return self._balance.owners()
+
     def involves(self, worker: WorkerId) -> bool:
         """Returns whether something of this pass may come from `worker`, or go there."""
         return worker in self.context.workers or worker in self._asked

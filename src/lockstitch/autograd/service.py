@@ -103,7 +103,10 @@ class AutogradService:
     def waits(self) -> list[OtherWait]:
         """Each backward pass and each gradient that is waited for here."""
         waits = [
-            OtherWait(f"backward of context {each.context.id}: {each.describe()}")
+            OtherWait(
+                f"backward of context {each.context.id}: {each.describe()}",
+                ranks=tuple(rank for rank in each.working_ranks() if rank != self._worker.id.rank),
+            )
             for each in self._passes.conducted
         ]
         for context in self.contexts:

@@ -49,6 +49,10 @@ class Balance:
         """Whether nothing is on its way."""
         return not self._emitted and not self._consumed
 
+    def owners(self) -> list[int]:
+        """Returns the ranks of those whose stitches' gradients are on their way."""
+        return sorted({each.rank for each in self._emitted})
+
     def __repr__(self) -> str:
         emitted = ", ".join(f"{each.counter} of rank {each.rank}" for each in sorted(self._emitted))
         return f"gradients of stitches {emitted or 'that were not yet reported'}"

@@ -4,11 +4,13 @@ its futures, and what is told when something goes wrong."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lockstitch.attach.logs import ProcessLog
 from lockstitch.c10d.flight_recorder import NO_KEY, RECORDER, Entry
+from lockstitch.c10d.requests import QUEUE
 from lockstitch.c10d.trace import tell_failure
 from lockstitch.errors import CollectiveError, RankLostError, StalledError
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lockstitch.attach.values import CollectiveWait
     from lockstitch.c10d.completions import Completions
     from lockstitch.c10d.flight_recorder import GroupLabel
     from lockstitch.c10d.reports import Reports
@@ -97,6 +100,18 @@ class Membership:
         if RECORDER.is_on:
             RECORDER.record(entry)
         return entry
+
+    def in_its_words(self, wait: CollectiveWait) -> CollectiveWait:
+        """Returns what this rank waits for, or others do, with the label by which the program knows
+        it."""
+        if not wait.is_submitted:
+            is_next = wait.name == QUEUE
+            label = f"operation {self.submitted + 1}" if is_next else f"message {wait.name}"
+            return replace(wait, label=label)
+        for entry in RECORDER.entries():
+            if entry.group is self.label and entry.key[1] == wait.name and entry.is_under_way:
+                return replace(wait, label=str(entry).removesuffix(f" of {self.label}"))
+        return wait
 
     # ------------------------------------------------------------ when something goes wrong
 

@@ -427,7 +427,8 @@ class ProcessGroup(_TorchGroup):
 
     def told(self, question: Question) -> GroupReport:
         """What this rank of it tells somebody who looks on."""
-        return self._session.told("c10d", self._label.name, question)
+        told = self._session.told("c10d", self._label.name, question)
+        return replace(told, waits=tuple(map(self._group.in_its_words, told.waits)))
 
     # ------------------------------------------------------------ inside
 

@@ -89,6 +89,8 @@ def row_of(one: Participant, rates: Rates, now: float) -> Row:
     system, step, main = one.report.system, one.report.step, one.main_thread
     if system is not None:
         numbers |= {"memory": float(system.memory), "threads": float(system.threads)}
+        if system.files:
+            numbers["files"] = float(system.files)
         if "cpu" in growth:
             numbers["cpu"] = growth["cpu"]
     if step is not None:

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lockstitch.attach.sources import SOURCES
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.folders import Folder
 from lockstitch.launch.discovery import Discovery
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from lockstitch.attach.values import OtherWait, Question
     from lockstitch.launch.outputs import Outputs
     from lockstitch.launch.screen import Screen
 
@@ -105,10 +107,15 @@ class ElasticJob(Job):
         self.resources.callback(conductor.close)
         discovery = None if elasticity.script is None else self._discovery(elasticity.script)
         self._begun = _Parts(folder, conductor, starter, discovery)
+        SOURCES.waits.append(self._waits)
+        self.resources.callback(SOURCES.waits.remove, self._waits)
         if discovery is None:
             conductor.post(HostsFound(elasticity.hosts))
         else:
             discovery.ask()
+
+    def _waits(self, _question: Question) -> list[OtherWait]:
+        return self._parts.conductor.waits()
 
     def _discovery(self, script: str) -> Discovery:
         discovery = Discovery(script, self._elasticity.slots_per_host, SYSTEM_CLOCK, self)

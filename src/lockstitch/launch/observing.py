@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import threading
+import time
 import webbrowser
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from lockstitch.observe import looking, tracing
 from lockstitch.observe.call_rates import calls
 from lockstitch.observe.context_graph import ContextGraph
 from lockstitch.observe.grouping import JobNotFoundError
+from lockstitch.observe.holdups import holdup_lines, holdups
 from lockstitch.observe.tables import calls_table, edges_table, jobs_table, status_table
 from lockstitch.observe.text import explanation_lines, headline, stack_lines, unreached_lines
 
@@ -118,7 +120,20 @@ def _show_again_and_again(
             looks += 1
 
 
-def waits(job: JobArgument = None, *, address: Address = None, as_json: AsJson = False) -> None:
+def waits(
+    job: JobArgument = None,
+    *,
+    address: Address = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=3600.0,
+            help="Look again and again for so long, and say who was waited for how often.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Say what the workers of a job wait for, and who holds it up.
 
     Workers that wait for each other in a cycle come first, then those that are waited for and wait
@@ -126,11 +141,25 @@ def waits(job: JobArgument = None, *, address: Address = None, as_json: AsJson =
     and what it serves.
     """
     with _errors_in_words():
+        if seconds is not None:
+            _print_holdups(_at(job, address), seconds, as_json=as_json)
+            return
         explanation = looking.waits(_at(job, address))
     if as_json:
         _print_json(explanation)
     else:
         typer.echo("\n".join(explanation_lines(explanation)))
+
+
+def _print_holdups(job: str | None, seconds: float, *, as_json: bool) -> None:
+    began_at = time.monotonic()
+    looks = looking.looks_at(job, seconds)
+    found = holdups(looks)
+    if as_json:
+        _print_json(found)
+    else:
+        lines = holdup_lines(found, len(looks), time.monotonic() - began_at)
+        typer.echo("\n".join([headline(looks[-1].job), *lines]))
 
 
 def stacks(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, Protocol
 
+from lockstitch.attach.values import OtherWait
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.launcher_link.client import ADDRESS, PURPOSE, WORKER
 from lockstitch.launcher_link.messages import (
@@ -217,6 +218,12 @@ class Conductor:
             self._handle(TimePassed())
         self.server.pass_time()
         self._tell_of_wait()
+
+    def waits(self) -> list[OtherWait]:
+        """Returns for whom a world waits that is to begin, for who looks on."""
+        if not self._coordinator.is_waiting_for_some:
+            return []
+        return [OtherWait(self._coordinator.describe_wait(self._clock.now()))]
 
     def close(self) -> None:
         """Hangs up on all workers; harmless when repeated."""

@@ -13,12 +13,13 @@ from lockstitch.observe.cycles import find_cycles
 from lockstitch.observe.launched import unseen_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Sequence
 
     from lockstitch.attach.values import (
         Counter,
         GroupReport,
         LaunchedWorker,
+        OtherWait,
         ProcessReport,
         ServedCall,
         Silence,
@@ -44,6 +45,8 @@ class Wait:
     worker: str = ""
     number: int = 0
     """Of a call: the name of the worker that has made it, and its number (`PendingCall`)."""
+    is_apart: bool = False
+    """What the waiter serves for others does not wait for it (`OtherWait`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,11 @@ class Participant:
     def groups(self) -> tuple[GroupReport, ...]:
         """The groups in which it is a rank."""
         return () if self.report is None else self.report.groups
+
+    @property
+    def process_waits(self) -> tuple[OtherWait, ...]:
+        """What its process waits for in whole."""
+        return () if self.report is None else self.report.waits
 
     @property
     def serving(self) -> tuple[ServedCall, ...]:
@@ -182,24 +190,16 @@ class _Explaining:
             self._learn(each)
         waits = tuple(wait for each in participants for wait in self._waits_of(each))
         old = [wait for wait in waits if wait.seconds >= self.patience_seconds]
-        edges: dict[str, list[str]] = defaultdict(list)
-        for wait in old:
-            edges[wait.waiter].append(wait.target)
+        # Who waits in `shutdown` serves calls meanwhile: those do not wait for what it waits for.
+        firm = [wait for wait in old if not wait.is_apart]
         circles = tuple(
-            tuple(_oldest(old, a, b) for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
-            for cycle in find_cycles(edges)
+            tuple(_oldest(firm, a, b) for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+            for cycle in find_cycles(_edges_of(firm))
         )
-        return Explanation(
-            self.job, tuple(participants), waits, circles, tuple(_culprits(waits, edges))
-        )
+        return Explanation(self.job, tuple(participants), waits, circles, tuple(_culprits(old)))
 
     def _learn(self, participant: Participant) -> None:
-        names = (
-            (participant.silence.card.names if participant.silence else ())
-            if participant.worker is None
-            else (participant.worker.name,)
-        )
-        for name in names:
+        for name in _names_of(participant):
             self.by_worker[name] = participant.name
         if participant.worker is not None:
             self.by_rpc_rank[participant.worker.rank] = participant.name
@@ -220,9 +220,21 @@ class _Explaining:
                 named = [self.by_worker.get(name, name) for name in other.workers]
                 ranked = [self.by_rpc_rank.get(rank, f"rank {rank}") for rank in other.ranks]
                 for target in (*named, *ranked):
-                    yield Wait(one.name, target, "other", other.what, self.patience_seconds)
+                    yield Wait(
+                        one.name,
+                        target,
+                        "other",
+                        other.what,
+                        self.patience_seconds,
+                        is_apart=other.is_apart,
+                    )
         if worker is not None and one.report is not None and one.report.workers[0] != worker:
             return  # the groups are the first one's
+        for other in one.process_waits:
+            named = [self.by_worker.get(name, name) for name in other.workers]
+            ranked = [self.by_launched_rank.get(str(rank), f"rank {rank}") for rank in other.ranks]
+            for target in (*named, *ranked):
+                yield Wait(one.name, target, "other", other.what, self.patience_seconds)
         for group in one.groups:
             for wait in group.waits:
                 for rank in wait.missing or () if wait.is_submitted else ():
@@ -254,11 +266,33 @@ def _oldest(waits: list[Wait], waiter: str, target: str) -> Wait:
     return max(between, key=lambda each: each.seconds)
 
 
-def _culprits(waits: tuple[Wait, ...], edges: Mapping[str, list[str]]) -> Iterator[Culprit]:
+def _names_of(one: Participant) -> tuple[str, ...]:
+    """By what others call it when they wait for it."""
+    if one.worker is not None:
+        return (one.worker.name,)
+    told = one.report if one.report is not None else one.silence
+    return () if told is None else told.card.names
+
+
+def _edges_of(waits: Iterable[Wait]) -> dict[str, list[str]]:
+    """Who waits for whom. That a worker calls itself holds it up only where it waits for nobody
+    else: another thread serves that."""
+    edges: dict[str, list[str]] = defaultdict(list)
+    for wait in waits:
+        edges[wait.waiter].append(wait.target)
+    return {
+        waiter: [each for each in targets if each != waiter] or targets
+        for waiter, targets in edges.items()
+    }
+
+
+def _culprits(waits: Sequence[Wait]) -> Iterator[Culprit]:
     by_target: dict[str, list[Wait]] = defaultdict(list)
     for wait in waits:
-        if wait.waiter != wait.target and wait.seconds >= 0:
+        if wait.waiter != wait.target:
             by_target[wait.target].append(wait)
+    waiters = {each.waiter for each in waits}
+    firm = {each.waiter for each in waits if not each.is_apart}
     for target, its in sorted(by_target.items(), key=lambda each: -len(each[1])):
-        if target not in edges and any(wait.waiter in edges for wait in its):
+        if target not in (waiters if all(each.is_apart for each in its) else firm):
             yield Culprit(target, tuple(its))

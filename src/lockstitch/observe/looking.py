@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -25,6 +27,8 @@ from lockstitch.attach.values import FarQuestion, Question
 from lockstitch.observe.context_graph import ContextGraph, graph_of
 from lockstitch.observe.explanation import Explanation, Participant, explain, participants_of
 from lockstitch.observe.grouping import Job, JobNotFoundError, find, job_of
+from lockstitch.observe.holdups import Holdup
+from lockstitch.observe.holdups import holdups as holdups_in
 from lockstitch.observe.native import NOT_INSTALLED, PySpyError, find_py_spy, stacks_of
 from lockstitch.trust import find_secret
 
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 1.0
 _RATE_SECONDS: Final = 0.25
+_BETWEEN_LOOKS: Final = 0.05
+_WAITS: Final = Question(waits=True, threads=True, seconds=_SECONDS)
 STATUS: Final = Question(counters=True, threads=True, seconds=_SECONDS, rate_seconds=_RATE_SECONDS)
 """What `status` asks."""
 _AT_ONCE: Final = 8
@@ -71,7 +77,31 @@ def status(job: str | int | None = None, *, rate_seconds: float = _RATE_SECONDS)
 def waits(job: str | int | None = None) -> Explanation:
     """Returns what the workers of a job wait for, which of them wait for each other in a circle,
     and who else holds the job up. `job`: as in `status`. Raises `JobNotFoundError`."""
-    return explain(ask_job(job, Question(waits=True, threads=True, seconds=_SECONDS)))
+    return explain(ask_job(job, _WAITS))
+
+
+def holdups(job: str | int | None = None, *, seconds: float = 3.0) -> list[Holdup]:
+    """Looks at a job again and again for `seconds`. Returns who was waited for in how many of the
+    looks, and where it was then: of ranks that take steps together, the slow one. `job`: as in
+    `status`. Raises `JobNotFoundError`."""
+    return holdups_in(looks_at(job, seconds))
+
+
+def looks_at(job: str | int | None, seconds: float) -> list[Explanation]:
+    """Returns what the workers of a job wait for, however shortly, again and again for so long;
+    until then where it ends."""
+    watched, pause = watch(job), threading.Event()
+    looks: list[Explanation] = []
+    ends_at = time.monotonic() + seconds
+    while not looks or time.monotonic() < ends_at:
+        try:
+            looks.append(explain(watched.look(_WAITS), patience_seconds=0.0))
+        except JobNotFoundError:
+            if not looks:
+                raise
+            break
+        pause.wait(_BETWEEN_LOOKS)
+    return looks
 
 
 def stacks(job: str | int | None = None, *, native: bool = False) -> list[Participant]:

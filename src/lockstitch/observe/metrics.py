@@ -68,6 +68,7 @@ HELP: Final = {
     "lockstitch_process_cpu_seconds_total": "Processor time of the process.",
     "lockstitch_process_resident_memory_bytes": "Resident memory of the process.",
     "lockstitch_process_threads": "Threads of the process.",
+    "lockstitch_process_open_files": "Files that it has open, sockets included.",
     "lockstitch_step": "The last step that the program has told of.",
     "lockstitch_step_value": "The values of that step, by name.",
 }
@@ -165,6 +166,8 @@ def _samples(one: Participant) -> Iterator[tuple[str, tuple[str, ...], float]]:
         yield "lockstitch_process_cpu_seconds_total", (), system.cpu_seconds
         yield "lockstitch_process_resident_memory_bytes", (), float(system.memory)
         yield "lockstitch_process_threads", (), float(system.threads)
+        if system.files:
+            yield "lockstitch_process_open_files", (), float(system.files)
     if (step := one.report.step) is not None:
         yield "lockstitch_step", (), float(step.number)
         for name, value in step.values:

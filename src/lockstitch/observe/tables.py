@@ -49,8 +49,9 @@ def jobs_table(jobs: Sequence[Job]) -> Table:
 def status_table(job: Job) -> Table:
     """Returns a table of a job's workers, a line each: what they do and have."""
     table = _table(
-        "WORKER", "RANK", "PID", "CPU", "MEMORY", "THREADS", "CALLS/s", "SERVED/s", "PENDING",
-        "SERVING", "QUEUED", "OUT/s", "IN/s", "RREFS", "CONTEXTS", "REDUCTIONS/s", "STEP", "STATE",
+        "WORKER", "RANK", "PID", "CPU", "MEMORY", "THREADS", "FILES", "CALLS/s", "SERVED/s",
+        "PENDING", "SERVING", "QUEUED", "OUT/s", "IN/s", "RREFS", "CONTEXTS", "REDUCTIONS/s",
+        "STEP", "STATE",
     )  # fmt: skip
     for one in participants_of(job):
         table.add_row(*_cells(one))
@@ -59,7 +60,7 @@ def status_table(job: Job) -> Table:
             f"worker {launched.rank}",
             str(launched.rank),
             str(launched.pid),
-            *[""] * 14,
+            *[""] * 15,
             _state_of(launched),
         )
     return table
@@ -71,7 +72,7 @@ def _cells(one: Participant) -> list[str | Text]:
         told = None if one.silence is None else one.silence.system
         state = "gone" if told is None else f"no answer; it {STATES.get(told.state, '')}"
         memory = "" if told is None else size(told.memory)
-        return [name, rank, pid, "", memory, *[""] * 12, Text(state, style="red")]
+        return [name, rank, pid, "", memory, *[""] * 13, Text(state, style="red")]
     counters = one.counters
     system, step = one.report.system, one.report.step
     main = one.main_thread
@@ -82,6 +83,7 @@ def _cells(one: Participant) -> list[str | Text]:
         "" if system is None or system.cpu_share is None else f"{100 * system.cpu_share:.0f} %",
         "" if system is None else size(system.memory),
         "" if system is None else str(system.threads),
+        "" if system is None or not system.files else str(system.files),
         _rate(counters, "lockstitch_rpc_calls_total"),
         _rate(counters, "lockstitch_rpc_served_total"),
         _sum(counters, "lockstitch_rpc_calls_pending"),

@@ -6,20 +6,26 @@ A view of `Explanation`; O(N) lines for N workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from lockstitch.attach.system import STATES
 from lockstitch.attach.values import in_words
 from lockstitch.observe.launched import launched_in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from lockstitch.attach.values import CodeLine, ThreadReport
+    from lockstitch.attach.values import CodeLine, ServedCall, ThreadReport
     from lockstitch.observe.explanation import Culprit, Explanation, Participant, Wait
     from lockstitch.observe.grouping import Job
 
+T = TypeVar("T")
+
 _FEW: Final = 8
+_PARKED: Final = "holds no thread: it waits for a future or for references"
+_OTHER_ORDER: Final = "they have submitted collectives in another order, or one has left one out"
+_FROM_OUTSIDE: Final = " (`lockstitch stacks` looks at it from outside)"
+_BUSY: Final = "all that may serve calls (num_worker_threads) do so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,10 @@ def paragraphs(explanation: Explanation) -> list[Paragraph]:
             for each in explanation.culprits
         ),
     ]
+    launcher = explanation.job.launcher
+    if launcher is not None and launcher.waits:
+        lines = tuple(f"the launcher waits: {each.what}" for each in launcher.waits)
+        causes.insert(0, Paragraph("culprit", lines))
     nothing = Paragraph("nothing", ("Nobody waits for another one of them for long.",))
     workers = [Paragraph("worker", tuple(_participant_lines(each))) for each in by_name.values()]
     return [*(causes or [nothing]), *workers]
@@ -47,7 +57,8 @@ def paragraphs(explanation: Explanation) -> list[Paragraph]:
 
 def explanation_lines(explanation: Explanation) -> list[str]:
     """Returns the text, line by line."""
-    lines = [headline(explanation.job), *unreached_lines(explanation.job), ""]
+    lines = [headline(explanation.job), *unreached_lines(explanation.job)]
+    lines.append("")
     for paragraph in paragraphs(explanation):
         lines += paragraph.lines
         if paragraph.kind != "worker":
@@ -118,10 +129,13 @@ def where_it_stands(one: Participant | None) -> str:
     if one is None:
         return "no process of it is found on this host"
     if one.silence is not None:
-        return f"{one.silence.why}{_system_in_words(one)}"
+        hint = "" if one.silence.system is None or one.outside else _FROM_OUTSIDE
+        return f"{one.silence.why}{_system_in_words(one)}{hint}"
     if one.launched is not None:
         return launched_in_words(one.launched)
     thread = one.main_thread
+    if thread is None and one.report is not None and one.report.threads:
+        return "its main thread is in no code of Python's now: the program has ended, say"
     if thread is None or thread.at is None:
         return "where its main thread is was not told"
     return f"its main thread{_state_in_words(thread)} at {thread.at}{_text(thread.at)}"
@@ -136,6 +150,8 @@ def _circle_lines(circle: Sequence[Wait], by_name: Mapping[str, Participant]) ->
     else:
         names = " → ".join([*(each.waiter for each in circle), circle[0].waiter])
         yield f"{len(circle)} workers wait for each other in a cycle: {names}"
+    if len(circle) > 1 and all(wait.kind == "collective" for wait in circle):
+        yield f"  {_OTHER_ORDER}"
     for wait in circle:
         yield f"  {wait.waiter} {wait.what}"
         target = by_name.get(wait.target)
@@ -160,13 +176,29 @@ def _served_in_words(callee: Participant, wait: Wait) -> str:
 def _culprit_lines(culprit: Culprit, one: Participant | None) -> Iterator[str]:
     waiters = list(dict.fromkeys(each.waiter for each in culprit.waits))
     yield f"{culprit.participant} is waited for by {_names(waiters)}, and waits for nobody:"
-    what = dict.fromkeys(_shared(each) for each in culprit.waits)
-    yield from (f"  {each}" for each in list(what)[:_FEW])
+    yield from _few(_shared_lines(culprit.waits))
     yield f"  {where_it_stands(one)}"
-    for call in [] if one is None else one.serving:
-        at = "holds no thread: it waits for a future or for references" if call.at is None else ""
-        where = f"is at {call.at}{_text(call.at)}" if call.at is not None else at
-        yield f"  {call.function}, which it serves for {call.caller}, {where}"
+    if one is None:
+        return
+    yield from _few(
+        f"{call.function}, which it serves for {call.caller}, "
+        + (f"is at {call.at}{_text(call.at)}" if call.at is not None else _PARKED)
+        for call in one.serving
+    )
+    if one.worker is not None and one.worker.backlog:
+        yield f"  {one.worker.backlog} calls wait for a thread: {_BUSY}"
+    yield from _few(_other_threads(one))
+
+
+def _shared_lines(waits: Sequence[Wait]) -> Iterator[str]:
+    """What is waited for; of calls of one function by one worker the oldest."""
+    alike: dict[tuple[str, str], list[Wait]] = {}
+    for wait in waits:
+        what = wait.what.partition(", ")[0] if wait.kind == "call" else wait.what
+        alike.setdefault((wait.waiter, what), []).append(wait)
+    for found in alike.values():
+        more = f" (and {len(found) - 1} more such calls)" if len(found) > 1 else ""
+        yield f"{_shared(max(found, key=lambda each: each.seconds))}{more}"
 
 
 def _shared(wait: Wait) -> str:
@@ -186,29 +218,64 @@ def _participant_lines(one: Participant) -> Iterator[str]:
     yield f"  {where_it_stands(one)}"
     worker = one.worker
     if worker is not None:
-        for call in worker.calls:
-            yield f"  called {call.function} on {call.to}, {call.seconds:.1f} s ago: no answer yet"
-        for served in worker.serving:
-            where = "holds no thread" if served.at is None else f"{served.at}{_text(served.at)}"
-            yield (
-                f"  serves {served.function} for {served.caller}, since {served.seconds:.1f} s: "
-                f"{where}"
+        yield from _few(
+            f"called {function} on {to}, {_ages(seconds)} ago: no answer yet"
+            for (function, to), seconds in _alike(
+                ((call.function, call.to), call.seconds) for call in worker.calls
             )
+        )
+        yield from _few(
+            f"serves {function} for {caller}, since {_ages(seconds)}: {where}"
+            for (function, caller, where), seconds in _alike(
+                ((call.function, call.caller, _where(call)), call.seconds)
+                for call in worker.serving
+            )
+        )
         if worker.backlog:
             yield f"  {worker.backlog} calls wait for a thread"
         yield from (f"  {each.what}" for each in worker.waits)
+    yield from (f"  {each.what}" for each in one.process_waits)
     for group in one.groups:
         where = f"group {group.name!r}, " if group.name else ""
         yield from (
             f"  {where}rank {group.rank} of {group.size}: {in_words(wait)}" for wait in group.waits
         )
+    yield from _few(_other_threads(one))
+    yield from (f"  {gap}" for gap in (() if one.report is None else one.report.gaps))
+
+
+def _where(call: ServedCall) -> str:
+    return _PARKED if call.at is None else f"{call.at}{_text(call.at)}"
+
+
+def _other_threads(one: Participant) -> Iterator[str]:
+    """The threads of the program besides the main one that serve nobody."""
     for thread in one.other_threads():
         if thread.at is not None:
-            yield (
-                f"  thread {thread.name!r}{_state_in_words(thread)} at {thread.at}"
-                f"{_text(thread.at)}"
-            )
-    yield from (f"  {gap}" for gap in (() if one.report is None else one.report.gaps))
+            state = _state_in_words(thread)
+            yield f"thread {thread.name!r}{state} at {thread.at}{_text(thread.at)}"
+
+
+def _alike(found: Iterable[tuple[T, float]]) -> Iterator[tuple[T, list[float]]]:
+    """What is the same several times, once, with how long ago each began."""
+    seconds: dict[T, list[float]] = {}
+    for what, since in found:
+        seconds.setdefault(what, []).append(since)
+    yield from seconds.items()
+
+
+def _ages(seconds: Sequence[float]) -> str:
+    first, last = f"{max(seconds):.1f} s", f"{min(seconds):.1f} s"
+    span = first if first == last else f"{last} to {first}"
+    return span if len(seconds) == 1 else f"{span} ({len(seconds)} times)"
+
+
+def _few(lines: Iterable[str]) -> Iterator[str]:
+    """Some of what may be much, each thing once."""
+    found = list(dict.fromkeys(lines))
+    yield from (f"  {each}" for each in found[:_FEW])
+    if len(found) > _FEW:
+        yield f"  … and {len(found) - _FEW} more"
 
 
 def _state_in_words(thread: ThreadReport) -> str:

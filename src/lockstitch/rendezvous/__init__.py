@@ -10,6 +10,7 @@
 - `static_group`: a given number of ranks that come together and stay
 - `large_group`, `census`: how so many of them meet that nobody can know all addresses
 - `joining`: joining such a group
+- `arrivals`: for whom this process waits meanwhile, for who looks on
 - `gateway`: where whoever has the job's secret can ask what its workers of a host do
 - `contacts`: where to find a group whose workers come and go
 - `member_records`: who is and was in such a group, as a table that members can merge; no I/O

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import RemoteProtocolError, RpcError
 from lockstitch.ids import WorkerId
+from lockstitch.rendezvous.arrivals import ARRIVALS, arrivals_of
 from lockstitch.rendezvous.census import Census
 from lockstitch.rendezvous.reaching import say
 from lockstitch.rendezvous.roster import Member, Table, name_is_taken
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
+    from lockstitch.attach.values import OtherWait
     from lockstitch.clock import Clock
 
 MOST_WHO_READ_ALL: Final = 64
@@ -97,7 +99,8 @@ class LargeMeeting:
         """Waits for all. Returns the census, or why the meeting has been called off, or the ranks
         that are missing when the time is over: as many of them as one finds quickly."""
         try:
-            return self._found(self._clock.now() + timeout_seconds)
+            with ARRIVALS.awaited(self._awaited):
+                return self._found(self._clock.now() + timeout_seconds)
         finally:
             self._waiting = None
 
@@ -190,6 +193,11 @@ class LargeMeeting:
         # To torch's stores no time at all means for ever.
         left = max(_LEAST_SECONDS, deadline - self._clock.now())
         return missing_keys(self._store, keys, left, notice, waiting=self._waiting)
+
+    def _awaited(self) -> OtherWait:
+        """For whom this rank waits: as many of them as one finds quickly."""
+        top = self._block(self._top, 0)
+        return arrivals_of(self._missing_ranks(top, self._parts(top)), self._size)
 
     def _missing_ranks(self, block: _Block, missing: list[str]) -> list[int]:
         if block.level == 1:

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from torch.distributed import DistNetworkError
 
+from lockstitch.attach.values import OtherWait
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.link.addresses import with_port
+from lockstitch.rendezvous.arrivals import ARRIVALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,20 +99,25 @@ def wait_for_store(
 ) -> None:
     """Returns when the store answers; after three seconds `tell` is called, once, with what is
     waited for. Raises torch's `DistNetworkError` when the time is over."""
-    begun, pause, is_told = clock.now(), _PAUSE_SECONDS, False
-    while problem := address.problem():
-        waited = clock.now() - begun
-        if waited >= timeout_seconds:
-            raise DistNetworkError(
-                f"rank {rank} did not meet the others at {address} within {timeout_seconds:g} s: "
-                f"{problem}. Has each been started, rank 0 first of all, and all with the same "
-                "address, at a port that is free on rank 0's host?"
-            )
-        if waited >= NOTICE_SECONDS and not is_told:
-            is_told = True
-            tell(
-                f"rank {rank} waits for rank 0 to meet the others at {address}: {problem}. It "
-                f"gives up after {timeout_seconds:g} s"
-            )
-        clock.wait(threading.Event(), min(pause, timeout_seconds - waited))
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    begun, pause, is_told, problem = clock.now(), _PAUSE_SECONDS, False, ""
+
+    def awaited() -> OtherWait:
+        return OtherWait(f"waits for rank 0 to meet the others at {address}: {problem}", ranks=(0,))
+
+    with ARRIVALS.awaited(awaited):
+        while problem := address.problem():
+            waited = clock.now() - begun
+            if waited >= timeout_seconds:
+                raise DistNetworkError(
+                    f"rank {rank} did not meet the others at {address} within "
+                    f"{timeout_seconds:g} s: {problem}. Has each been started, rank 0 first of "
+                    "all, and all with the same address, at a port that is free on rank 0's host?"
+                )
+            if waited >= NOTICE_SECONDS and not is_told:
+                is_told = True
+                tell(
+                    f"rank {rank} waits for rank 0 to meet the others at {address}: {problem}. It "
+                    f"gives up after {timeout_seconds:g} s"
+                )
+            clock.wait(threading.Event(), min(pause, timeout_seconds - waited))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.ids import MAX_GENERATION, WorkerId, WorkerInfo
+from lockstitch.rendezvous.arrivals import ARRIVALS, arrivals_of
 from lockstitch.rendezvous.census import Census
 from lockstitch.rendezvous.large_group import (
     BLOCK,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
+    from lockstitch.attach.values import OtherWait
 
 _FAREWELL_SECONDS = 5.0
 
@@ -194,7 +196,13 @@ def _wait_for_all(
             f"it gives up after {timeout_seconds:g} s"
         )
 
-    if missing := missing_keys(store, keys, timeout_seconds, notice):
+    def awaited() -> OtherWait:
+        ranks = [each for each, key in enumerate(keys) if not store.check([key])]
+        return arrivals_of(ranks, len(keys))
+
+    with ARRIVALS.awaited(awaited):
+        missing = missing_keys(store, keys, timeout_seconds, notice)
+    if missing:
         raise _give_up(store, meeting, rank, len(keys), timeout_seconds, ranks_of(missing))
 
 

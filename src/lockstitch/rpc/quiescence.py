@@ -298,7 +298,9 @@ class Quiescence:
         """Returns the barriers that this worker waits at; see `runtime.reports`."""
         waiting = [*self._rest_barriers.waiting(), *self.barriers.waiting()]
         return [
-            OtherWait(f"meets the others: waits for {', '.join(missing)}", tuple(missing))
+            OtherWait(
+                f"meets the others: waits for {', '.join(missing)}", tuple(missing), is_apart=True
+            )
             for missing in waiting
         ]
 

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Coroutine
 from contextvars import Context, copy_context
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import RpcError
@@ -27,7 +28,7 @@ from lockstitch.runtime.own_modes import OwnModes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 _CLOSED: Final = "this worker has shut down: its event loop runs nothing any more"
 
@@ -110,6 +111,19 @@ class Running(Outcome):
         else:
             error = task.exception()
             self.end(None if error else task.result(), error)
+
+    def frames(self) -> list[FrameType]:
+        """Returns the frames of the coroutine and of what it awaits, the outermost first; from any
+        thread. There are none before it has begun and when it is over."""
+        task = self._task
+        awaited: Any = None if task is None else task.get_coro()
+        if isinstance(awaited, Stepped):
+            awaited = awaited._coroutine
+        frames = []
+        while isinstance(awaited, CoroutineType) and awaited.cr_frame is not None:
+            frames.append(awaited.cr_frame)
+            awaited = awaited.cr_await
+        return frames
 
     def cancel(self) -> None:
         """Asks the coroutine to end: it gets a `CancelledError` where it waits."""

@@ -30,6 +30,7 @@ from lockstitch.wire.messages import Failure, Fetch, Payload, RemoteCall, Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from types import FrameType
 
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.duplicate_filter import DuplicateFilter
@@ -273,6 +274,11 @@ class Invocation:
         with self.scope():
             self._coroutine = self._core.event_loop.run(coroutine, self.expires)
         return Deferred(self._coroutine)
+
+    def coroutine_frames(self) -> list[FrameType]:
+        """Returns where the coroutine is that serves this, the innermost frame first; nothing where
+        none does."""
+        return [] if self._coroutine is None else self._coroutine.frames()[::-1]
 
     def _is_unwanted(self) -> bool:
         """Whether the caller gave up before the request was parked."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.sources import SOURCES
-from lockstitch.attach.threads import SourceFolders, frames_of, own_line
+from lockstitch.attach.threads import SourceFolders, frames_of, own_line_among
 from lockstitch.attach.values import (
     Counter,
     OtherWait,
@@ -141,6 +141,7 @@ def _serving(worker: Worker, frames: Mapping[int, FrameType]) -> tuple[ServedCal
     for each in worker.agent.running_requests.list():
         thread = each.thread or 0
         frame = frames.get(thread)
+        stack = each.coroutine_frames() if frame is None else list(frames_of(frame))
         served.append(
             ServedCall(
                 caller=each.caller_name,
@@ -148,7 +149,7 @@ def _serving(worker: Worker, frames: Mapping[int, FrameType]) -> tuple[ServedCal
                 seconds=round(now - each.since, 3),
                 number=each.message.request,
                 thread=thread if frame is not None else 0,
-                at=None if frame is None else own_line(frame, folders),
+                at=own_line_among(stack, folders) if stack else None,
             )
         )
     return tuple(served)

@@ -22,6 +22,9 @@ def test_emission_and_consumption_cancel_in_either_order():
     assert not balance.is_zero
     balance.add([stitch(1), stitch(2)], [])
     assert repr(balance) == "gradients of stitches 2 of rank 0"
+    balance.add([GlobalId(3, 0, 1)], [])
+    assert balance.owners() == [0, 3]
+    balance.add([], [GlobalId(3, 0, 1)])
     balance.add([], [stitch(2)])
     assert balance.is_zero
 

@@ -81,6 +81,44 @@ def test_a_rank_that_has_ended_or_not_begun_is_told_as_its_launcher_knows_it() -
     assert "rank 1 (pid 11)" in explanation_lines(told)
 
 
+def test_who_waits_in_shutdown_is_in_no_cycle_with_those_whose_calls_it_serves() -> None:
+    # Worker 0 calls worker 1, which serves that, while its program waits for all in `shutdown`.
+    rest = OtherWait("meets the others: waits for worker0", ("worker0",), is_apart=True)
+    calling = process(
+        10, workers=(WorkerReport("worker0", 0, caller(0, 1, of=1).workers[0].calls),)
+    )
+    serving = WorkerReport("worker1", 1, (), caller(1, 0, of=0).workers[0].serving, waits=(rest,))
+    told = explain(job(calling, process(11, workers=(serving,))))
+    assert told.circles == ()
+    assert [each.participant for each in told.culprits] == ["worker1"]
+    # Where nobody calls it, who has not come to `shutdown` holds the others up.
+    told = explain(job(idle(0), process(11, workers=(replace(serving, serving=()),))))
+    assert [each.participant for each in told.culprits] == ["worker0"]
+
+
+def test_a_worker_that_calls_itself_and_others_is_held_up_by_the_others() -> None:
+    calls = tuple(PendingCall(f"worker{n}", "m:run", 3.0, n, 1) for n in range(2))
+    told = explain(job(process(10, workers=(WorkerReport("worker0", 0, calls),)), idle(1)))
+    assert told.circles == ()
+    assert [each.participant for each in told.culprits] == ["worker1"]
+    alone = process(10, workers=(WorkerReport("worker0", 0, calls[:1]),))
+    assert len(explain(job(alone)).circles) == 1
+
+
+def test_who_has_not_come_to_the_meeting_and_a_forked_slot_are_waited_for() -> None:
+    come = OtherWait("has come to the meeting of 3 ranks, waits for rank 1", ranks=(1, 2))
+    slot = OtherWait("waits for forward in slot 1 (process 13)", ("slot 1 (process 13)",))
+    waiting = replace(process(10, rank="0"), waits=(come, slot))
+    child = process(13, names=("slot 1 (process 13)",))
+    told = explain(job(waiting, process(11, rank="1"), child))
+    assert {each.participant for each in told.culprits} == {
+        "rank 1", "rank 2", "slot 1 (process 13)",
+    }  # fmt: skip
+    lines = explanation_lines(told)
+    assert "  rank 0 has come to the meeting of 3 ranks, waits for rank 1" in lines
+    assert "  has come to the meeting of 3 ranks, waits for rank 1" in lines
+
+
 def test_barriers_and_gradients_are_waited_for_by_name_and_by_rank() -> None:
     waits = (
         OtherWait("meets the others: waits for worker1", ("worker1",)),

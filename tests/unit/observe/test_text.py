@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from lockstitch.attach.asking import Silence
-from lockstitch.attach.values import PendingCall, SystemReport, WorkerReport
+from lockstitch.attach.values import (
+    CollectiveWait,
+    GroupReport,
+    OtherWait,
+    PendingCall,
+    ProcessReport,
+    SystemReport,
+    WorkerReport,
+)
 from lockstitch.observe.explanation import explain, participants_of
 from lockstitch.observe.text import duration, explanation_lines, stack_lines
 from tests.unit.attach.cards import card, process
@@ -65,6 +73,70 @@ def test_a_call_that_has_not_begun_is_said_not_to_have() -> None:
     assert lines[2] == "worker0 waits for itself:"
     assert lines[4].startswith("    worker0 has not begun it; its main thread sleeps at")
     assert "  2 calls wait for a thread" in lines
+
+
+def test_what_is_the_same_many_times_is_told_once() -> None:
+    first, second = caller(0, 1, of=1).workers[0], caller(1, 0, of=0).workers[0]
+    calls = tuple(replace(first.calls[0], number=n, seconds=n / 2) for n in range(200))
+    served = tuple(replace(second.serving[0], number=n) for n in range(100))
+    parked = replace(served[0], at=None)
+    busy = WorkerReport("worker1", 1, (), (*served, parked), backlog=100)
+    lines = explanation_lines(
+        explain(
+            job(
+                process(10, workers=(replace(first, calls=calls, serving=()),)),
+                process(11, workers=(busy,)),
+            )
+        )
+    )
+    assert "  called m:ask on worker1, 0.0 s to 99.5 s (200 times) ago: no answer yet" in lines
+    assert (
+        "  serves m:ask for worker0, since 5.0 s (100 times): train.py:3 in ask: with lock:"
+    ) in lines
+    assert lines[2] == "worker1 is waited for by worker0, and waits for nobody:"
+    assert lines[3] == (
+        "  worker0 called m:ask on worker1, 99.5 s ago; its main thread waits for the answer "
+        "(and 198 more such calls)"
+    )
+    assert "  m:ask, which it serves for worker0, is at train.py:3 in ask: with lock:" in lines
+    assert (
+        "  100 calls wait for a thread: all that may serve calls (num_worker_threads) do so"
+    ) in lines
+    assert len(lines) < 40
+
+
+def test_ranks_that_wait_for_each_others_collectives_have_them_in_another_order() -> None:
+    def waits(number: int, name: str) -> ProcessReport:
+        wait = CollectiveWait("allreduce", name, True, 3.0, (1 - number,))
+        group = GroupReport("hvd", "", number, 2, waits=(wait,))
+        return process(10 + number, groups=(group,), rank=str(number))
+
+    lines = explanation_lines(explain(job(waits(0, "a"), waits(1, "b"))))
+    assert lines[2].startswith("2 workers wait for each other in a cycle")
+    assert lines[3] == (
+        "  they have submitted collectives in another order, or one has left one out"
+    )
+
+
+def test_what_the_launcher_waits_for_comes_first() -> None:
+    waits = (OtherWait("worker 1 has been started and has not come"),)
+    launcher = replace(process(9, kind="launcher"), waits=waits)
+    lines = explanation_lines(explain(replace(job(idle(0)), launcher=launcher)))
+    assert lines[2:4] == ["the launcher waits: worker 1 has been started and has not come", ""]
+
+
+def test_other_threads_of_a_culprit_are_told_with_it() -> None:
+    culprit = rank(1, 2, missing=(1,))
+    (main,) = culprit.threads
+    other = replace(main, kind="user", name="loader", ident=2)
+    threads = (main, other)
+    lines = explanation_lines(
+        explain(job(rank(0, 2, missing=(1,)), replace(culprit, threads=threads)))
+    )
+    assert lines[5] == "  thread 'loader' sleeps at train.py:9 in main: time.sleep(1000)"
+    without = replace(culprit, threads=(other,))
+    lines = explanation_lines(explain(job(without)))
+    assert "  its main thread is in no code of Python's now: the program has ended, say" in lines
 
 
 def test_nobody_waits() -> None:

@@ -38,6 +38,27 @@ def test_no_thread_before_the_first_coroutine(loop) -> None:
     assert loop.living() == []
 
 
+def test_it_is_told_where_a_coroutine_waits(loop) -> None:
+    began, ends = threading.Event(), asyncio.Event()
+
+    async def inner() -> None:
+        began.set()
+        await ends.wait()
+
+    async def outer() -> None:
+        await inner()
+
+    running = loop.run(outer(), None)
+    assert began.wait(30)
+    while len(running.frames()) < 3:  # the last step is just being taken
+        pass
+    assert [each.f_code.co_name for each in running.frames()] == ["outer", "inner", "wait"]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        result_of(running)
+    assert running.frames() == []
+
+
 def test_coroutines_run_side_by_side_on_one_thread(loop) -> None:
     async def wait_for(first: asyncio.Event, second: asyncio.Event) -> int:
         first.set()

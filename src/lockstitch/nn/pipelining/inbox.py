@@ -12,12 +12,13 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from lockstitch.attach.values import OtherWait
 from lockstitch.errors import RpcError, copy_of
 from lockstitch.ids import GlobalId, IdSource, WorkerId
 from lockstitch.wire.messages import HandOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from lockstitch.errors import PeerDiedError
     from lockstitch.nn.pipelining.skips import Stash
@@ -43,7 +44,8 @@ class _Packed(NamedTuple):
 
 
 class Inbox:
-    """What has come for one step. `participants` are the workers that take part in it."""
+    """What has come for one step. `participants` are the workers that take part in it, `stages` the
+    worker of each stage, once that is known."""
 
     def __init__(self, worker: Worker, step: GlobalId) -> None:
         self._agent = worker.agent
@@ -51,7 +53,9 @@ class Inbox:
         self._arrival = threading.Condition(threading.Lock())
         self._failure: BaseException | None = None
         self.participants: frozenset[WorkerId] = frozenset([step.worker])
+        self.stages: Sequence[WorkerId] = ()
         self.stashes: dict[int, Stash] = {}
+        self._awaited: Port | None = None
 
     def put(self, port: Port, value: Any) -> None:
         """Brings a value."""
@@ -71,10 +75,27 @@ class Inbox:
             if port in self._values and self._failure is None:
                 return self._values.pop(port)
         with self._agent.blocked(), self._arrival:
+            self._awaited = port
             self._arrival.wait_for(lambda: port in self._values or self._failure is not None)
+            self._awaited = None
             if self._failure is not None:
                 raise copy_of(self._failure)
             return self._values.pop(port)
+
+    def wait(self) -> OtherWait | None:
+        """What is waited for now, for who looks on."""
+        port, stages = self._awaited, self.stages
+        if port is None:
+            return None
+        kind, stage, micro_batch, _number, origin = port
+        source = {"F": stage - 1, "B": stage + 1}.get(kind, origin)
+        what = "the input" if kind == "F" else "gradients"
+        ranks = (stages[source].rank,) if 0 <= source < len(stages) else ()
+        return OtherWait(
+            f"stage {stage} of a pipeline waits for {what} of micro-batch {micro_batch} from stage "
+            f"{source}",
+            ranks=ranks,
+        )
 
     def check(self) -> None:
         """Raises what the step has failed with."""
@@ -150,6 +171,11 @@ class Inboxes:
         if inbox is not None:
             place = message.stage, message.micro_batch, message.number, message.origin
             inbox.put((message.port, *place), _Packed(sender, message.body))
+
+    def waits(self) -> list[OtherWait]:
+        """What the steps under way wait for here; see `runtime.reports`."""
+        waits = [inbox.wait() for inbox in self._all().values()]
+        return [each for each in waits if each is not None]
 
     def _all(self) -> dict[GlobalId, Inbox]:
         with self._lock:

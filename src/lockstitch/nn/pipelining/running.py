@@ -175,6 +175,7 @@ class _Runner:
         self._worker = worker
         self._inbox = inbox
         inbox.participants |= frozenset(order.workers)
+        inbox.stages = order.workers
         for other in frozenset(order.workers):
             if worker.agent.is_lost(other):
                 worker.agent.peers.channel(other)  # raises what it was lost by

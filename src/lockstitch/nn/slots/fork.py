@@ -29,12 +29,22 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.attach.presence import PRESENCE
 from lockstitch.attach.recorder import RECORDER
+from lockstitch.attach.sources import SOURCES
+from lockstitch.attach.threads import frames_of
+from lockstitch.attach.values import OtherWait
 from lockstitch.errors import SlotDiedError
 from lockstitch.forks import abandon_in_child
 from lockstitch.memory.mailbox import Mailbox, create_memory, spin_seconds_for
 from lockstitch.memory.mapping import create_file
 from lockstitch.memory.waiting import WorkEstimate
-from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD, Answers, record_key
+from lockstitch.nn.slots.answers import (
+    BACKWARD,
+    COLLECT,
+    FORWARD,
+    Answers,
+    record_key,
+    work_in_words,
+)
 from lockstitch.nn.slots.base import Gradients, Outcome, Slot, SlotStatistics, is_short
 from lockstitch.nn.slots.child import run_child
 from lockstitch.nn.slots.failures import Failure
@@ -51,6 +61,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lockstitch.attach.values import Question
     from lockstitch.nn.slots.answers import Key
     from lockstitch.nn.slots.base import BackwardRequest, Blueprint, OwnPass, Request
 
@@ -203,6 +214,22 @@ class ForkSlot(Slot):
     def _died(self) -> SlotDiedError:
         self.close()
         return SlotDiedError(self.name, self._process.end_described)
+
+
+def _awaited(_question: Question) -> list[OtherWait]:
+    """The slots for which threads of this process wait: read off their stacks."""
+    waits = []
+    for innermost in sys._current_frames().values():
+        for frame in frames_of(innermost):
+            if frame.f_code is ForkSlot._wait.__code__:
+                told = frame.f_locals
+                name, key = told["self"].name, told["key"]
+                waits.append(OtherWait(f"waits for {work_in_words(key, name)}", (name,)))
+                break
+    return waits
+
+
+SOURCES.waits.append(_awaited)
 
 
 def _fork() -> int:

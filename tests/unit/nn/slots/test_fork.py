@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
+from lockstitch.attach.values import OtherWait, Question
 from lockstitch.nn.slots import fork
-from lockstitch.nn.slots.fork import _ChildProcess, _description_of
+from lockstitch.nn.slots.answers import BACKWARD
+from lockstitch.nn.slots.fork import ForkSlot, _awaited, _ChildProcess, _description_of
 
 
 class Connection:
@@ -40,6 +43,35 @@ def system(monkeypatch):
     monkeypatch.setattr(fork, "_crash_report", lambda descriptor: f"\nwords in {descriptor}")
     monkeypatch.setattr(fork.os, "close", lambda descriptor: None)
     return system
+
+
+def test_it_is_told_which_slots_are_waited_for():
+    class Answers:
+        def __init__(self):
+            self.comes = threading.Event()
+
+        def is_expected(self, _key):
+            return True
+
+        def wait(self, _key):
+            self.comes.wait()
+            raise KeyError
+
+    class Slot:
+        name, _answers = "slot 1 (process 7)", Answers()
+
+    def wait():
+        with pytest.raises(KeyError):
+            ForkSlot._wait(Slot, (BACKWARD, 3))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not (told := _awaited(Question())):
+        pass
+    Slot._answers.comes.set()
+    waiting.join()
+    assert told == [OtherWait("waits for backward in slot 1 (process 7)", (Slot.name,))]
+    assert _awaited(Question()) == []
 
 
 @pytest.mark.parametrize(
