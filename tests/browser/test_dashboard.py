@@ -10,23 +10,31 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lockstitch import observe
+from tests.unit.observe.jobs import idle, job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from lockstitch.attach.values import Question
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="needs playwright: pip install 'lockstitch[browser]'"
 )
 pytest.importorskip("uvicorn", reason="needs the server: pip install 'lockstitch[dashboard]'")
+
+from lockstitch.dashboard.serving import serve  # noqa: E402 - needs the server
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 AXE = Path(__file__).parents[2] / "packaging/dashboard/node_modules/axe-core/axe.min.js"
@@ -236,6 +244,32 @@ def test_a_cycle_is_told_in_red(dashboard: Any, page: Any) -> None:
     assert "with lock:" in cycle.inner_text()
     badge = page.get_by_role("link", name="Waits").locator(".badge")
     assert badge.inner_text() == "1"
+
+
+class FarJob:
+    """A job of which another host does not answer."""
+
+    name = "far"
+    is_over = False
+
+    def look(self, _question: Question) -> observe.Job:
+        if self.is_over:
+            raise observe.JobNotFoundError("job far has ended")
+        return replace(job(idle(0)), name=self.name, unreached=("beta:41873 cannot be asked",))
+
+
+def test_hosts_that_could_not_be_reached_are_told(page: Any) -> None:
+    watch, addresses = FarJob(), Queue[str]()
+    serving = threading.Thread(target=serve, args=(watch, 0, addresses.put))
+    serving.start()
+    try:
+        page.goto(addresses.get(timeout=PATIENCE_SECONDS))
+        told = page.locator("#unreached")
+        told.wait_for()
+        assert told.inner_text() == "of another host nothing is known: beta:41873 cannot be asked"
+    finally:
+        watch.is_over = True
+        serving.join()
 
 
 def test_the_graph_of_a_context_is_drawn(dashboard: Any, page: Any) -> None:

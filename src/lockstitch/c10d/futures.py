@@ -10,9 +10,11 @@ it meets what the same callback submits on the other ranks. The hooks of PowerSG
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
+
+from lockstitch.torch_internals.calls import set_unwrap_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +42,14 @@ class WorkFuture(torch.futures.Future[Any]):
         self._name = name
         self._attached = 0
 
+    def set_exception(self, result: Any) -> None:
+        """Completes it with an error, which is raised where somebody asks for the value; also in
+        C++: the reducer of DistributedDataParallel takes tensors out of the value by pickling it,
+        and would take what torch sets here, the error itself, for a value without tensors, and
+        crash."""
+        set_unwrap_function(self, _raise)
+        self.set_result(_Failed(result))
+
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> WorkFuture:
         """Has `callback(future)` called when this is done, and returns the future of its value."""
         queue = self._next_queue()
@@ -65,6 +75,20 @@ class WorkFuture(torch.futures.Future[Any]):
         """The program attaches in the same order on all ranks."""
         self._attached += 1
         return f"{self._name}.{self._attached}"
+
+
+class _Failed:
+    """In the place of the value of what has failed."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> NoReturn:
+        raise self.error
+
+
+def _raise(failed: _Failed) -> NoReturn:
+    raise failed.error
 
 
 def _in_queue(

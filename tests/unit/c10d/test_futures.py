@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lockstitch.c10d.futures import WorkFuture, queue_of_callback
+from lockstitch.torch_internals.calls import set_unwrap_function
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +31,31 @@ def test_callbacks_have_names_wherever_and_whenever_they_run(is_done_before: boo
     assert (first.wait(), second.wait(), chained.wait()) == ("0:7.1", "0:7.2", "0:7.1.1.1")
     assert noted == [("0:7.3", 3)]
     assert queue_of_callback() == ""
+
+
+def test_an_error_is_raised_for_whoever_asks_and_for_whoever_looks_for_tensors() -> None:
+    future = WorkFuture("0:7")
+    before = future.then(lambda done: done.value())
+    future.set_exception(KeyError("bad shard"))
+    after = future.then(lambda done: done.value())
+    for each in (future, before, after, before.then(lambda done: done.wait())):
+        with pytest.raises(KeyError, match="bad shard"):
+            each.wait()
+        with pytest.raises(KeyError, match="bad shard"):
+            each.value()
+    told = []
+    future.add_done_callback(lambda done: told.append(pickled(done)))
+    assert told == ["KeyError('bad shard')"]
+
+
+def pickled(done: torch.futures.Future[Any]) -> str:
+    """What pickling the value itself raises, as the reducer of DistributedDataParallel does it."""
+    set_unwrap_function(done, pickle.dumps)
+    try:
+        done.value()
+    except KeyError as error:
+        return repr(error)
+    return ""
 
 
 def test_callback_within_a_callback_leaves_the_outer_one_its_name() -> None:
