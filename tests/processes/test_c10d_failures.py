@@ -220,6 +220,24 @@ def test_ranks_that_differ_are_told_by_their_global_numbers() -> None:
         assert "in all_reduce" in text
 
 
+def take_a_step_less(rank: int, size: int, file: str) -> str:
+    begin(rank, size, file)
+    module = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+
+    def step() -> None:
+        module(torch.ones(2, 3)).sum().backward()
+
+    for _ in range(2):  # after the first one it makes its buckets anew
+        step()
+    return raised(RuntimeError, step if rank else distributed.barrier)[0]
+
+
+def test_backward_pass_raises_what_its_reduction_has_failed_with() -> None:
+    with RankProcesses(2) as ranks:
+        for text in ranks.run(take_a_step_less):
+            assert "barrier on rank 0; allreduce on rank 1" in text
+
+
 def begin_in_another_world(rank: int, size: int, file: str) -> str:
     return raised(RuntimeError, lambda: begin(rank, size + (rank == 1), file, seconds=20.0))[0]
 
