@@ -3,7 +3,7 @@ its futures, and what is told when something goes wrong."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -101,17 +101,24 @@ class Membership:
             RECORDER.record(entry)
         return entry
 
-    def in_its_words(self, wait: CollectiveWait) -> CollectiveWait:
-        """Returns what this rank waits for, or others do, with the label by which the program knows
-        it."""
+    def in_its_words(self, waits: Sequence[CollectiveWait]) -> tuple[CollectiveWait, ...]:
+        """Returns what this rank waits for, or others do, each with the label by which the program
+        knows it."""
+        entries = [each for each in RECORDER.entries() if each.group is self.label]
+        under_way: dict[str, deque[Entry]] = {}
+        for entry in entries:
+            if entry.is_under_way:
+                name = entry.key[1].partition(" #")[0]
+                under_way.setdefault(name, deque()).append(entry)
+        return tuple(
+            replace(each, label=self._label_of(each, under_way.get(each.name))) for each in waits
+        )
+
+    def _label_of(self, wait: CollectiveWait, under_way: deque[Entry] | None) -> str:
         if not wait.is_submitted:
             is_next = wait.name == QUEUE
-            label = f"operation {self.submitted + 1}" if is_next else f"message {wait.name}"
-            return replace(wait, label=label)
-        for entry in RECORDER.entries():
-            if entry.group is self.label and entry.key[1] == wait.name and entry.is_under_way:
-                return replace(wait, label=str(entry).removesuffix(f" of {self.label}"))
-        return wait
+            return f"operation {self.submitted + 1}" if is_next else f"message {wait.name}"
+        return str(under_way.popleft()).removesuffix(f" of {self.label}") if under_way else ""
 
     # ------------------------------------------------------------ when something goes wrong
 

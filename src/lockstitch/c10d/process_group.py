@@ -428,7 +428,7 @@ class ProcessGroup(_TorchGroup):
     def told(self, question: Question) -> GroupReport:
         """What this rank of it tells somebody who looks on."""
         told = self._session.told("c10d", self._label.name, question)
-        return replace(told, waits=tuple(map(self._group.in_its_words, told.waits)))
+        return replace(told, waits=self._group.in_its_words(told.waits))
 
     # ------------------------------------------------------------ inside
 
