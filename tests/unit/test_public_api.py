@@ -63,9 +63,9 @@ PUBLIC_NAMES = {
     """,
     "lockstitch.c10d": "ProcessGroup dump_trace",
     "lockstitch.observe": """
-        jobs status calls waits stacks graph trace step explain_waits Job Explanation Participant
-        Wait Culprit Calls Edge FunctionCalls Trace Track ContextGraph Stitch JobNotFoundError
-        ContextNotFoundError
+        jobs status calls waits holdups stacks graph trace step explain_waits Job Explanation
+        Participant Wait Culprit Holdup Calls Edge FunctionCalls Trace Track ContextGraph Stitch
+        JobNotFoundError ContextNotFoundError
     """,
     "lockstitch.nn": """
         DataParallel data_parallel DataParallelCriterion RemoteModule Pipeline split Replicate

@@ -25,7 +25,7 @@ from lockstitch.observe import looking, tracing
 from lockstitch.observe.call_rates import calls
 from lockstitch.observe.context_graph import ContextGraph
 from lockstitch.observe.grouping import JobNotFoundError
-from lockstitch.observe.holdups import holdup_lines, holdups
+from lockstitch.observe.sampling import holdup_lines, holdups
 from lockstitch.observe.tables import calls_table, edges_table, jobs_table, status_table
 from lockstitch.observe.text import explanation_lines, headline, stack_lines, unreached_lines
 

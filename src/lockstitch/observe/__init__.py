@@ -4,7 +4,7 @@ looking.py       asks the processes of a job: `jobs`, `status`, `waits`, `stacks
 grouping.py      which processes belong to one job
 explanation.py   who waits for whom, in a circle or not, and who holds the others up
 cycles.py        circles in a graph
-holdups.py       who is waited for how often, in a job that is only slow: `holdups`
+sampling.py      who is waited for how often, in a job that is only slow: `holdups`
 launched.py      workers as only their launcher knows them, in words
 call_rates.py    who calls whom, how often, and how long it takes: `calls`
 metrics.py       the counters of a job, for Prometheus
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from lockstitch.observe.context_pictures import Stitch
     from lockstitch.observe.explanation import Culprit, Explanation, Participant, Wait
     from lockstitch.observe.grouping import Job, JobNotFoundError
-    from lockstitch.observe.holdups import Holdup
     from lockstitch.observe.looking import graph, holdups, jobs, stacks, status, waits
+    from lockstitch.observe.sampling import Holdup
     from lockstitch.observe.steps import step
     from lockstitch.observe.tracing import Trace, trace
     from lockstitch.observe.tracks import Track
@@ -72,7 +72,7 @@ __all__ = [
 
 _HOMES: Final = {
     "looking": "jobs status waits holdups stacks graph",
-    "holdups": "Holdup",
+    "sampling": "Holdup",
     "call_rates": "Calls Edge FunctionCalls calls",
     "context_graph": "ContextGraph ContextNotFoundError",
     "context_pictures": "Stitch",

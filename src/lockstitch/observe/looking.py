@@ -27,9 +27,9 @@ from lockstitch.attach.values import FarQuestion, Question
 from lockstitch.observe.context_graph import ContextGraph, graph_of
 from lockstitch.observe.explanation import Explanation, Participant, explain, participants_of
 from lockstitch.observe.grouping import Job, JobNotFoundError, find, job_of
-from lockstitch.observe.holdups import Holdup
-from lockstitch.observe.holdups import holdups as holdups_in
 from lockstitch.observe.native import NOT_INSTALLED, PySpyError, find_py_spy, stacks_of
+from lockstitch.observe.sampling import Holdup
+from lockstitch.observe.sampling import holdups as holdups_in
 from lockstitch.trust import find_secret
 
 if TYPE_CHECKING:

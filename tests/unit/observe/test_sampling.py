@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstitch.attach.values import CodeLine, PendingCall, WorkerReport
 from lockstitch.observe.explanation import Explanation, explain
-from lockstitch.observe.holdups import Holdup, holdup_lines, holdups
+from lockstitch.observe.sampling import Holdup, holdup_lines, holdups
 from tests.unit.attach.cards import process
 from tests.unit.observe.jobs import GATE, SLEEP, caller, idle, job, rank
 
