@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.autograd.conductor import NOBODY
-from lockstitch.autograd.decisions import Decision, decide
+from lockstitch.autograd.decisions import Decision, decide, may_block
 from lockstitch.autograd.discovery import find_reach
 from lockstitch.autograd.emission import Emission, GradientComposer
 from lockstitch.autograd.engine import RUNNING, ComponentRun
@@ -27,7 +27,7 @@ from lockstitch.autograd.listening import Sleeper
 from lockstitch.autograd.narrowing import find_ends
 from lockstitch.autograd.observing import note_gradients
 from lockstitch.autograd.progress import Components, Phase
-from lockstitch.autograd.stitch import RECEIVE_NODE, received_message
+from lockstitch.autograd.stitch import RECEIVE_NODE
 from lockstitch.autograd.termination import PassStatus
 from lockstitch.errors import DistAutogradError, LockstitchError
 from lockstitch.wire.messages import Gradient
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lockstitch.autograd.messaging import Participant
     from lockstitch.autograd.progress import Progress
     from lockstitch.autograd.stitch import Receive
-    from lockstitch.ids import GlobalId
+    from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.runtime.pending import Pending
 
 _LONG_GRAPH: Final = 5_000
@@ -119,9 +119,9 @@ class BackwardPass:
             self._inbox.append(message)
             return self._open_inbox if len(self._inbox) == 1 else None
 
-    def answer_by_reply_push(self) -> None:
-        """The initiator listens on the connection on which it speaks to this worker."""
-        self._conductor.answer_by_reply_push()
+    def answer_by_reply_push(self, worker: WorkerId) -> None:
+        """That worker listens on the connection on which it calls this one."""
+        self._conductor.answer_by_reply_push(worker)
 
     def learn_parts(self, parts: Parts, wanted: Parts | None = None) -> list[Task]:
         """The initiator's answer: which of the tensors sent from here take part, and in a pass that
@@ -133,9 +133,11 @@ class BackwardPass:
             self._wanted = None if self._selection is None else wanted
             self._narrow(self._components)
             self._wake_waiting()
-            waiting = [] if self._components is None else self._components.waiting
             decided = [
-                (each, self._decide(each)) for each in waiting if each.phase is Phase.WAITING
+                (each, self._decide(each))
+                for each in self._components or ()
+                if each.phase is Phase.WAITING
+                and (each.has_begun or may_block(each.component, parts, self.options.fast))
             ]
         tasks = []
         for progress, task in decided:
@@ -151,7 +153,7 @@ class BackwardPass:
             self._messaging.spawn(task)
         edges = () if self._selection is None else self._selection.edges
         chosen = {(edge.node, edge.output_nr) for edge in edges}
-        return find_reach(self._entries, received_message, chosen)
+        return find_reach(self._entries, RECEIVE_NODE, chosen)
 
     def tell_reach(self) -> None:
         """Sends that answer to the initiator."""
@@ -186,19 +188,26 @@ class BackwardPass:
         with self._lock:
             return [each for each in self._settled if each is not None]
 
-    def fail(self, error: BaseException) -> bool:
-        """Frees whatever waits; what comes from now on is ignored. False: it had ended before."""
+    def fail(self, error: BaseException, *, may_be_over: bool = False) -> bool:
+        """Frees whatever waits; what comes from now on is ignored. False: it had ended before.
+        `may_be_over`: if nothing waits, that is no failure."""
         with self._lock:
             if self._failure is not None:
                 return False
             self._failure = error
+            conductor, failed = self._conductor, not may_be_over or self._is_under_way()
             self._components = Components((), self._settled)
             self._inbox.clear()
             self._entries = []
             self._roots = None
             self._conductor = NOBODY  # the initiator holds us: together we would be garbage
             self._wake_waiting()
-            return True
+        conductor.end(failed)
+        return True
+
+    def _is_under_way(self) -> bool:
+        components = self._components or ()
+        return any(each.has_begun and each.phase is not Phase.DONE for each in components)
 
     # ------------------------------------------------------------ the walk
 
@@ -272,8 +281,10 @@ class BackwardPass:
             if progress.has_roots:
                 progress.task = partial(self._conductor.hand_over, task)
                 return task if is_callers_thread else progress.task
-            if decision is Decision.BLOCK or progress.component.size >= _LONG_GRAPH:
+            if progress.component.size >= _LONG_GRAPH:
                 progress.task = partial(self._run_in_its_own_thread, task)
+            elif decision is Decision.BLOCK:  # not in a thread for which others may wait
+                progress.task = partial(self._messaging.spawn, task)
             return progress.task
         if decision is Decision.IDLE:
             progress.phase = Phase.DONE
@@ -309,7 +320,9 @@ class BackwardPass:
                     progress.unwanted,
                 )
                 if blocking:
+                    self._conductor.begin_to_wait()
                     run.run_blocking(*self._take_awaited(progress), partial(self._wait, progress))
+                    self._conductor.end_wait()
                 else:
                     run.run(self._take(progress))
                 if is_distant and context.has_replicas and not options.selects:

@@ -96,8 +96,20 @@ class Conductor(Protocol):
         """Sends a message of the pass to a worker. Raises `PeerDiedError`."""
         ...
 
-    def answer_by_reply_push(self) -> None:
-        """The initiator listens to this worker."""
+    def answer_by_reply_push(self, worker: WorkerId) -> None:
+        """That worker listens to this one."""
+        ...
+
+    def begin_to_wait(self) -> None:
+        """A run begins that blocks for gradients."""
+        ...
+
+    def end_wait(self) -> None:
+        """That run is over."""
+        ...
+
+    def end(self, failed: bool) -> None:
+        """The pass is over here, or has failed."""
         ...
 
     def hand_over(self, task: Task) -> None:
@@ -136,7 +148,16 @@ class NoConductor:
     def send(self, worker: WorkerId, message: Message) -> None:
         """Does nothing: the pass has ended."""
 
-    def answer_by_reply_push(self) -> None:
+    def answer_by_reply_push(self, worker: WorkerId) -> None:
+        """Does nothing: the pass has ended."""
+
+    def begin_to_wait(self) -> None:
+        """Does nothing: the pass has ended."""
+
+    def end_wait(self) -> None:
+        """Does nothing: the pass has ended."""
+
+    def end(self, failed: bool) -> None:
         """Does nothing: the pass has ended."""
 
     def hand_over(self, task: Task) -> None:
@@ -160,6 +181,7 @@ class RemoteInitiator:
         self._options = options
         self._has_asked = False
         self._is_listened_to = False
+        self._listening: Listening | None = None
 
     def report(
         self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool = False
@@ -173,9 +195,31 @@ class RemoteInitiator:
         self._has_asked = True
         self._tell(NeedParts(self._context, self._options.id))
 
-    def listens_to(self, _worker: WorkerId) -> bool:
-        """Returns False: only the initiator reads what is pushed."""
-        return False
+    def listens_to(self, worker: WorkerId) -> bool:
+        """Returns whether that is the initiator, once a run here waits inside: it then reads for
+        itself what the initiator sends. (What others send, the thread pool reads.)"""
+        listening = self._listening
+        if listening is None or worker != self._options.initiator:
+            return False
+        try:
+            return listening.begin(worker)
+        except LockstitchError:  # it cannot be called from here, and need not be
+            return False
+
+    def begin_to_wait(self) -> None:
+        """See `Conductor.begin_to_wait`."""
+        if self._listening is None:
+            self._listening = Listening(self._worker.agent)
+
+    def end_wait(self) -> None:
+        """The thread pool reads what the initiator pushes from now on."""
+        if self._listening is not None:
+            self._listening.attend()
+
+    def end(self, failed: bool) -> None:
+        """See `Conductor.end`."""
+        if self._listening is not None:
+            self._listening.end(failed)
 
     def long_wait_seconds(self, *, knows_parts: bool) -> float | None:
         """Returns how long a run waits before it asks; None: for ever. A fast pass needs no parts,
@@ -185,9 +229,8 @@ class RemoteInitiator:
 
     def sleep(self, sleeper: Pending, *, knows_parts: bool) -> bool:
         """See `Conductor.sleep`."""
-        # Listens to nobody: that is for the initiator.
-        seconds = self.long_wait_seconds(knows_parts=knows_parts)
-        return Listening(self._worker.agent).sleep(sleeper, seconds)
+        assert self._listening is not None
+        return self._listening.sleep(sleeper, self.long_wait_seconds(knows_parts=knows_parts))
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Sends a message of the pass; pushes it where the initiator listens."""
@@ -202,8 +245,9 @@ class RemoteInitiator:
                 raise ConnectionLostError(self._worker.name, error.cause) from error
             raise
 
-    def answer_by_reply_push(self) -> None:
+    def answer_by_reply_push(self, worker: WorkerId) -> None:
         """See `Conductor.answer_by_reply_push`."""
+        assert worker == self._options.initiator
         self._is_listened_to = True
 
     def waited_too_long(self) -> None:

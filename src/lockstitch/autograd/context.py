@@ -57,8 +57,9 @@ class Pass(Protocol):
 
     options: PassOptions
 
-    def fail(self, error: BaseException) -> bool:
-        """Ends the pass in an error; returns False where it had ended before."""
+    def fail(self, error: BaseException, *, may_be_over: bool = False) -> bool:
+        """Ends the pass in an error; returns False where it had ended before. `may_be_over`: if
+        nothing waits, that is no failure."""
         ...
 
     def abandon(self, error: BaseException) -> None:
@@ -295,7 +296,7 @@ class DistAutogradContext:
             self.is_released = True
             passes = list(self.passes.values())
         for each in passes:
-            each.fail(error)
+            each.fail(error, may_be_over=True)
         # What is dropped goes after the locks: a graph that dies may run code of its users.
         with self._records, self._adding:
             dropped = (self._sends, self.receives, self.passes, self._gradients, self._replicas)

@@ -49,14 +49,16 @@ def decide(
     if all(entry.message in arrived for entry in expected):
         return Decision.RUN
     # What a receive of this component hands out may come back to it: then it must run to receive.
-    if component.receives and any(entry.message in arrived for entry in expected):
+    # It might as well wait for the first gradient outside, but waits for several in any case, and
+    # what it takes to begin is done by the time that one comes.
+    if component.receives and len(expected) > 1:
         return Decision.BLOCK
     return Decision.WAIT
 
 
 def may_block(component: Component, parts: Parts | None, fast: bool) -> bool:
-    """Returns whether it is known that a component which nothing has reached yet will have to wait
-    for several entries, and may have to do so inside."""
+    """Returns whether it is known that a component will have to wait for several entries, and may
+    have to do so inside."""
     if not component.receives or (parts is None and not fast):
         return False
     return len(_expected(component, parts, fast)) > 1

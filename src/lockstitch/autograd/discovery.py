@@ -17,7 +17,7 @@ from lockstitch.ids import GlobalId
 from lockstitch.torch_internals.autograd import AccumulateGrad, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from lockstitch.autograd.graph import Entry
     from lockstitch.ids import WorkerId
@@ -44,50 +44,55 @@ class Reach(NamedTuple):
 
 
 def find_reach(
-    entries: Sequence[Entry],
-    received_message: Callable[[Node], GlobalId | None],
-    chosen: Collection[tuple[Node, int]] = (),
+    entries: Sequence[Entry], receive_type: type, chosen: Collection[tuple[Node, int]] = ()
 ) -> Reach:
-    """Computes the reach of `entries`; `received_message(node)` names a receive node's stitch.
-    `chosen` are the edges of the tensors that a pass that selects has chosen here."""
+    """Computes the reach of `entries`. Nodes of exactly `receive_type` are receives. `chosen` are
+    the edges of the tensors that a pass that selects has chosen here."""
     bits: dict[Tensor, int] = {}
-    masks: dict[Node, int] = {}
-
-    def bit_of(tensor: Tensor) -> int:
-        return 1 << bits.setdefault(tensor, len(bits))
+    masks: dict[Node, int] = {None: 0}
 
     def mask_of(node: Node, index: int) -> int | None:
         """Returns what lies below the edge (node, index); None while that is not known yet."""
-        mask = mask_below(node, index)
-        if mask is not None and chosen and (node, index) in chosen:
-            return mask | bit_of(CHOSEN)
+        mask = masks.get(node)
+        if mask is None:
+            kind = type(node)
+            if kind is receive_type:
+                mask = 1 << bits.setdefault((node.receive.message, index), len(bits))
+            elif kind is AccumulateGrad:
+                mask = masks[node] = 0
+            else:
+                return None
+        if chosen and (node, index) in chosen:
+            mask |= 1 << bits.setdefault(CHOSEN, len(bits))
         return mask
 
-    def mask_below(node: Node, index: int) -> int | None:
-        if node is None or type(node) is AccumulateGrad:
-            return 0
-        message = received_message(node)
-        return masks.get(node) if message is None else bit_of((message, index))
-
-    def visit(start: Node, index: int) -> int:
+    def visit(start: Node) -> None:
         waiting = [start]
-        while mask_of(start, index) is None:
+        while waiting:
             node = waiting[-1]
             below = 0
-            for following, position in node.next_functions:
-                mask = mask_of(following, position)
+            for following, index in node.next_functions:
+                mask = mask_of(following, index)
                 if mask is None:
                     waiting.append(following)
                 else:
                     below |= mask
             if waiting[-1] is node:
                 masks[waiting.pop()] = below
-        mask = mask_of(start, index)
+
+    def known_mask_of(node: Node, index: int) -> int:
+        mask = mask_of(node, index)
+        if mask is None:
+            visit(node)
+            mask = mask_of(node, index)
         assert mask is not None
         return mask
 
     sent = tuple(
-        (entry.message, tuple(_to_bytes(visit(edge.node, edge.output_nr)) for edge in entry.edges))
+        (
+            entry.message,
+            tuple(_to_bytes(known_mask_of(edge.node, edge.output_nr)) for edge in entry.edges),
+        )
         for entry in entries
     )
     return Reach(tuple(bits), sent)

@@ -73,6 +73,7 @@ class Initiator:
         self._tasks: deque[Task] = deque()
         self._balance = Balance()
         self._asked: set[WorkerId] = set()
+        self._listeners: set[WorkerId] = set()
         self._unreachable: dict[WorkerId, LockstitchError] = {}
         self._standstill = StandstillDetector()
         self.backward_pass = BackwardPass(worker, context, options, self, sew)
@@ -204,10 +205,23 @@ class Initiator:
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """See `Conductor.send`."""
-        self._messaging.send(worker, message)
+        if worker in self._listeners:
+            self._messaging.send_back(worker, message)
+        else:
+            self._messaging.send(worker, message)
 
-    def answer_by_reply_push(self) -> None:
-        """The initiator does not answer to itself."""
+    def answer_by_reply_push(self, worker: WorkerId) -> None:
+        """See `Conductor.answer_by_reply_push`."""
+        self._listeners.add(worker)
+
+    def begin_to_wait(self) -> None:
+        """Does nothing: the initiator listens all the time."""
+
+    def end_wait(self) -> None:
+        """Does nothing: the initiator listens all the time."""
+
+    def end(self, failed: bool) -> None:
+        """Does nothing: the initiator ends the pass itself."""
 
     def waited_too_long(self) -> None:
         """See `Conductor.waited_too_long`."""

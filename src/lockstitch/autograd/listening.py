@@ -32,7 +32,7 @@ class Sleeper(Pending):
 
 
 class Listening:
-    """The workers of one pass to which its initiator listens; none at the beginning."""
+    """The workers of one pass to which this one listens; none at the beginning."""
 
     def __init__(self, messaging: Messaging) -> None:
         self._messaging = messaging
@@ -67,12 +67,16 @@ class Listening:
                     raise sleeper.error
                 return True
             way.spin_wait(sleeper)
-        for way in tuple(ways):
-            way.attend()
+        self.attend()
         with self._messaging.blocked(), sleeper.sleeping() as lock:
             return sleeper.done or lock.acquire(
                 timeout=-1 if timeout_seconds is None else timeout_seconds
             )
+
+    def attend(self) -> None:
+        """No thread of the pass reads now: has the thread pool do so."""
+        for way in tuple(self._heard):
+            way.attend()
 
     def end(self, failed: bool) -> None:
         """The pass has ended. After a failure, something may still be on its way: it is read for a

@@ -135,7 +135,7 @@ class Passes:
             if not context.add_pass(initiator, begun):
                 return None
         if latest is not None:
-            latest.fail(DistAutogradError("the next backward pass has begun"))
+            latest.fail(DistAutogradError("the next backward pass has begun"), may_be_over=True)
         return begun
 
     def _known(self, identifier: int, backward_pass: GlobalId) -> BackwardPass | None:
@@ -159,6 +159,8 @@ class Passes:
             message = self._with_history(sender, message.stitch, message)
         initiator = self._initiators.get(message.backward_pass)
         if initiator is not None:
+            if message.listens:
+                initiator.answer_by_reply_push(sender)
             task = initiator.backward_pass.receive(message)
             if task is not None:
                 initiator.offer(task)
@@ -167,7 +169,7 @@ class Passes:
         if backward_pass is None:
             return
         if message.listens:
-            backward_pass.answer_by_reply_push()
+            backward_pass.answer_by_reply_push(sender)
         task = backward_pass.receive(message)
         if task is not None:
             self._messaging.spawn(task)
@@ -202,7 +204,7 @@ class Passes:
             self._messaging.spawn(partial(self._tell, sender, none))
             return
         if message.listens:
-            backward_pass.answer_by_reply_push()
+            backward_pass.answer_by_reply_push(sender)
         self._messaging.spawn(backward_pass.tell_reach)
 
     def _on_reach(self, sender: WorkerId, message: messages.Reach) -> None:

@@ -156,11 +156,6 @@ class Components:
         """The component that the entry belongs to; None where nothing was sent by that name."""
         return self._of.get(message)
 
-    @property
-    def waiting(self) -> list[Progress]:
-        """Those that have not run, though something has come for them."""
-        return [each for each in self if each.phase is Phase.WAITING and each.has_begun]
-
     def narrow(self, selection: Selection, wanted: Parts | None) -> None:
         """See `Progress.narrow`."""
         for progress in self:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lockstitch.attach.values import ContextReport, SentTensors
 from lockstitch.autograd.discovery import find_reach
-from lockstitch.autograd.stitch import received_message
+from lockstitch.autograd.stitch import RECEIVE_NODE
 from lockstitch.torch_internals.autograd import input_metadata
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def name_of(message: GlobalId) -> str:
 
 
 def _made_of(sends: list[Send]) -> dict[GlobalId | None, tuple[str, ...]]:
-    reach = find_reach([send.entry() for send in sends], received_message)
+    reach = find_reach([send.entry() for send in sends], RECEIVE_NODE)
     below: dict[GlobalId | None, tuple[str, ...]] = {}
     for message, masks in reach.sent:
         every = 0

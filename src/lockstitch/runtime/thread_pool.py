@@ -136,8 +136,9 @@ class ThreadPool:
         """Gives the reading right away, if this thread has it and runs a function."""
         thread = _thread
         token, thread.token = thread.token, None
-        if thread.after:
-            self._assign_all(thread.after)
+        if thread.after is not None:  # what it spawns from now on must not wait for it either
+            after, thread.after = thread.after, None
+            self._assign_all(after)
         if token is not None:
             thread.counted = thread.counts_if_lost
             self._take_reading_right(token)

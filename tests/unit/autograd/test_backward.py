@@ -42,6 +42,7 @@ class Conductor:
         self.asked = 0
         self.handed = []
         self.errors = []
+        self.waits = []
         self.waited = threading.Event()
 
     def report(self, emitted, consumed, roots_ran):
@@ -56,6 +57,15 @@ class Conductor:
     def listens_to(self, worker):
         return False
 
+    def begin_to_wait(self):
+        self.waits.append("begun")
+
+    def end_wait(self):
+        self.waits.append("over")
+
+    def end(self, failed):
+        self.waits.append("failed" if failed else "ended")
+
     def send(self, worker, message):
         self.clerk.send(worker, message)
 
@@ -67,6 +77,21 @@ class Conductor:
 
     def fail(self, error):
         self.errors.append(error)
+
+
+def run_in_thread(task):
+    thread = threading.Thread(target=task, name="spawned")
+    thread.start()
+    return thread
+
+
+def spawned_threads():
+    return [each for each in threading.enumerate() if each.name == "spawned"]
+
+
+def join_spawned():
+    for thread in spawned_threads():
+        thread.join(10)
 
 
 def numbers(messages):
@@ -81,7 +106,7 @@ class Bench:
         office = SimpleNamespace(
             dead=set(),
             dropped=lambda to, message: True,
-            spawn=lambda task: task(),
+            spawn=run_in_thread,
         )
         clerk = Clerk(office, ME)
         worker = SimpleNamespace(id=ME, name="worker1", agent=clerk, active=clerk.blocked)
@@ -186,6 +211,7 @@ def test_gradients_that_come_during_the_walk_wait_for_it():
     first = bench.arrive(1)
     assert bench.arrive(2) is None
     first()
+    join_spawned()
     assert bench.context.gradients[x].tolist() == [5.0, 5.0]
 
 
@@ -288,16 +314,6 @@ def test_an_answer_before_anything_arrives_is_remembered():
     assert bench.context.gradients[x].tolist() == [4.0, 4.0]
 
 
-def run_in_thread(task):
-    thread = threading.Thread(target=task)
-    thread.start()
-    return thread
-
-
-def blocking_threads():
-    return [each for each in threading.enumerate() if each.name == "worker1-backward"]
-
-
 def test_a_missing_participant_is_waited_for_inside_the_run():
     bench = Bench()
     x = shared(bench)
@@ -307,14 +323,13 @@ def test_a_missing_participant_is_waited_for_inside_the_run():
     task()
     assert bench.conductor.waited.wait(10)
     bench.run(2, gradients=(torch.full((2,), 10.0),))
-    for thread in blocking_threads():
-        thread.join(10)
+    join_spawned()
     assert bench.context.gradients[x].tolist() == [43.0, 43.0]
     assert bench.gradients_sent() == [(5, [], [])]
     assert bench.conductor.reports == [([5], [1, 2], False)]
 
 
-def test_components_that_have_to_wait_do_so_in_one_run_of_one_thread():
+def test_components_that_have_to_wait_do_so_in_one_run_which_begins_when_that_is_known():
     bench = Bench()
     x = leaf()
     for first, message in ((1, 5), (3, 6)):
@@ -322,13 +337,13 @@ def test_components_that_have_to_wait_do_so_in_one_run_of_one_thread():
         bench.send(first, h * 3)
         bench.send(first + 1, h * 4)
     everything = {GlobalId(*ME, number): frozenset({0}) for number in (1, 2, 3, 4)}
-    assert bench.backward.learn_parts(everything) == []
-    bench.run(4)
-    for number in (1, 3, 2):
-        assert len(blocking_threads()) == 1
+    bench.backward.find_reach()  # which walks
+    (task,) = bench.backward.learn_parts(everything)
+    task()
+    for number in (4, 1, 3, 2):
+        assert len(spawned_threads()) == 1
         assert bench.arrive(number) is None
-    for thread in blocking_threads():
-        thread.join(10)
+    join_spawned()
     assert bench.context.gradients[x].tolist() == [14.0, 14.0]
     assert bench.gradients_sent() == [(6, [], []), (5, [], [])]
     ((emitted, consumed, _),) = bench.conductor.reports
@@ -342,9 +357,8 @@ def test_a_blocking_run_is_freed_by_a_failure():
     assert bench.conductor.waited.wait(10)
     assert bench.backward.status() == PassStatus(0, 1, False, (GlobalId(*ME, 2),))
     assert bench.backward.fail(DistAutogradError("elsewhere"))
-    for thread in blocking_threads():
-        thread.join(10)
-    assert blocking_threads() == []
+    join_spawned()
+    assert spawned_threads() == []
     assert bench.conductor.errors == []
 
 
@@ -413,3 +427,32 @@ def test_the_walk_of_a_question_takes_the_gradients_along():
     assert bench.arrive(3) is not None  # nobody runs this task …
     bench.backward.find_reach()  # … but this walks, and finds the gradient
     assert bench.context.gradients[x].tolist() == [2.0, 2.0]
+
+
+def blocked_bench():
+    """With a run that has waited inside, and is over."""
+    bench = Bench()
+    shared(bench)
+    bench.run(1)
+    (task,) = bench.backward.learn_parts({GlobalId(*ME, n): frozenset({0}) for n in (1, 2)})
+    task()
+    assert bench.conductor.waited.wait(10)
+    return bench
+
+
+def test_the_conductor_hears_of_runs_that_wait_inside_and_of_the_end():
+    bench = blocked_bench()
+    assert bench.conductor.waits == ["begun"]
+    bench.run(2)
+    join_spawned()
+    assert bench.conductor.waits == ["begun", "over"]
+    bench.backward.fail(DistAutogradError("the next one has begun"), may_be_over=True)
+    bench.backward.fail(DistAutogradError("too late"))
+    assert bench.conductor.waits == ["begun", "over", "ended"]
+
+
+def test_the_end_of_a_pass_of_which_something_waits_is_a_failure():
+    bench = blocked_bench()
+    bench.backward.fail(DistAutogradError("the next one has begun"), may_be_over=True)
+    join_spawned()
+    assert bench.conductor.waits[:2] == ["begun", "failed"]

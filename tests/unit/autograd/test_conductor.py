@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from lockstitch.autograd.conductor import LONG_WAIT_SECONDS, PassOptions, RemoteInitiator
-from lockstitch.errors import PeerDiedError
+from lockstitch.autograd.listening import Sleeper
+from lockstitch.errors import ConnectionLostError, PeerDiedError
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.runtime import remote_errors
 from lockstitch.wire.messages import BackwardFailed, NeedParts, Report
@@ -74,3 +75,45 @@ def test_the_roots_are_never_here():
     conductor, _ = distant()
     with pytest.raises(AssertionError):
         conductor.hand_over(lambda: None)
+
+
+class Way:
+    """A listener that notes what is done with it."""
+
+    def __init__(self):
+        self.done = []
+
+    def wait(self, sleeper):
+        self.done.append("wait")
+        sleeper.finish(None, None)
+
+    def attend(self):
+        self.done.append("attend")
+
+    def close(self):
+        self.done.append("close")
+
+
+def test_a_run_that_waits_inside_reads_for_itself_what_the_initiator_sends():
+    conductor, _ = distant()
+    way = Way()
+    conductor._worker.agent.listen = {INITIATOR: way}.__getitem__
+    assert not conductor.listens_to(INITIATOR)
+    conductor.begin_to_wait()
+    assert conductor.listens_to(INITIATOR)
+    assert not conductor.listens_to(WorkerId(2, 0))
+    assert conductor.sleep(Sleeper(), knows_parts=True)
+    conductor.end_wait()
+    conductor.end(failed=False)
+    assert way.done == ["wait", "attend", "close"]
+
+
+def test_a_run_does_not_listen_to_an_initiator_that_cannot_be_called():
+    conductor, _ = distant()
+
+    def listen(to):
+        raise ConnectionLostError("worker3", "no way")
+
+    conductor._worker.agent.listen = listen
+    conductor.begin_to_wait()
+    assert not conductor.listens_to(INITIATOR)

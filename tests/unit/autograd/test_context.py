@@ -237,7 +237,8 @@ class APass:
     def __init__(self) -> None:
         self.error: BaseException | None = None
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, *, may_be_over: bool) -> None:
+        assert may_be_over
         self.error = error
 
 

@@ -101,7 +101,7 @@ def test_smart(name, component, arrived, known, decision):
         (component(2, 1), arrivals(s2=G, s1=G), Decision.RUN),
         (component(2, 1), arrivals(s2=G), Decision.BLOCK),
         (component(2, 1, receives=0), arrivals(s2=G), Decision.WAIT),
-        (component(2, 1), arrivals(), Decision.WAIT),
+        (component(2, 1, receives=0), arrivals(), Decision.WAIT),
     ],
 )
 def test_fast_expects_every_entry(component, arrived, decision):

@@ -7,7 +7,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from lockstitch.autograd.discovery import CHOSEN, Closure, Reach, find_reach
 from lockstitch.autograd.graph import Entry
-from lockstitch.autograd.stitch import received_message, stitch_receive
+from lockstitch.autograd.stitch import RECEIVE_NODE, stitch_receive
 from lockstitch.ids import GlobalId, WorkerId
 
 A, B, C = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
@@ -26,7 +26,7 @@ def reach_of(**entries):
         )
         for name, tensors in entries.items()
     ]
-    reach = find_reach(listed, received_message)
+    reach = find_reach(listed, RECEIVE_NODE)
     return {
         "roots" if message is None else f"s{message.counter}": [
             {
@@ -151,7 +151,7 @@ def test_reach_tells_below_which_tensors_something_is_chosen():
         Entry(sent_by(A, number), (get_gradient_edge(each),))
         for number, each in enumerate([h * y, x.sin(), y * 3, x])
     ]
-    found = find_reach(entries, received_message, chosen)
+    found = find_reach(entries, RECEIVE_NODE, chosen)
     names = [
         {found.received[bit] for bit in range(2) if int.from_bytes(mask, "little") >> bit & 1}
         for _, (mask,) in found.sent

@@ -237,3 +237,16 @@ def test_patience_is_of_another_kind_in_each_mode(fast):
     before = initiator.long_wait_seconds()
     initiator.waited_too_long()
     assert initiator.long_wait_seconds() == (2 * before if fast else None)
+
+
+def test_who_listens_is_answered_by_reply_push():
+    played = Played()
+    pushed = []
+    played.initiator._messaging.send_back = lambda to, message: pushed.append((to, message))
+    played.initiator.answer_by_reply_push(PEER)
+    played.start()
+    played.initiator.report((), (FIVE,))
+    assert played.end() is None
+    ((to, gradient),) = pushed
+    assert to == PEER
+    assert gradient.message == FIVE

@@ -275,6 +275,19 @@ def test_task_spawned_by_a_handler_runs_although_the_handler_goes_on(scene: Scen
     assert second.wait(PATIENCE_SECONDS)
 
 
+def test_what_a_task_spawns_does_not_wait_for_it_once_it_has_waited(scene: Scene) -> None:
+    spawned = threading.Event()
+
+    def task() -> None:
+        with scene.thread_pool.blocked():
+            pass
+        scene.thread_pool.spawn(spawned.set)
+        assert spawned.wait(PATIENCE_SECONDS)
+
+    scene.put(CONTROL, lambda: scene.thread_pool.spawn(task))
+    assert spawned.wait(PATIENCE_SECONDS)
+
+
 def test_tasks_spawned_by_a_handler_all_run(scene: Scene) -> None:
     gate, ran = scene.gate, threading.Semaphore(0)
 

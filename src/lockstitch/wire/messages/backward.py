@@ -43,8 +43,8 @@ class Gradient(Message):
     """Receiver → sender of the stitch `message`: the gradients of the tensors that crossed, as the
     items of `body` in their order, None where there is none. No items at all make a *null token*:
     no gradient will come. `emitted` and `consumed` are a report that rides along (see `Report`).
-    `listens`: until the pass is over, its sender reads answers on the connection on which this
-    came. `stitch` names the gradients that have a history themselves."""
+    `listens`: until the pass is over, its sender reads answers on the connection on which it calls
+    the receiver. `stitch` names the gradients that have a history themselves."""
 
     context: int
     backward_pass: GlobalId
