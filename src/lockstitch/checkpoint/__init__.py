@@ -12,6 +12,7 @@ or, on the worker that holds all the ends of a training,
 - `structure`: states as tensors and plain values, and back
 - `storage`: folders, of this host or where `fsspec` reaches
 - `shards`: one worker's file, and the manifest that makes files a checkpoint
+- `parts`: optimizers over several workers, whose owners of parameters write their parts themselves
 - `operations`: saving and loading with all workers
 
 Each worker writes the tensors of what it owns into a file of its own, in the format of
@@ -19,16 +20,8 @@ Each worker writes the tensors of what it owns into a file of its own, in the fo
 that all workers reach under the same path or address.
 """
 
-from lockstitch.checkpoint.operations import (
-    CheckpointError,
-    load,
-    names,
-    read,
-    save,
-    save_async,
-    write,
-)
-from lockstitch.checkpoint.registry import register, unregister
+from lockstitch.checkpoint.operations import load, names, read, save, save_async, write
+from lockstitch.checkpoint.registry import CheckpointError, register, unregister
 
 __all__ = [
     "CheckpointError",

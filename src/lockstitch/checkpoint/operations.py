@@ -11,15 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from lockstitch.checkpoint.parts import (
+    copy_parts,
+    is_in_parts,
+    owners_of,
+    put_parts_back,
+    read_parts,
+)
 from lockstitch.checkpoint.registry import (
+    CheckpointError,
     CheckpointRegistry,
     register_here_or_there,
+    state_of,
     unregister,
 )
 from lockstitch.checkpoint.shards import (
     Shard,
+    fetch,
     read_manifest,
     read_shard,
     remove_failed,
@@ -28,9 +39,8 @@ from lockstitch.checkpoint.shards import (
 )
 from lockstitch.checkpoint.storage import open_folder
 from lockstitch.checkpoint.structure import copy_states
-from lockstitch.errors import LockstitchError, SerializationError, add_note
+from lockstitch.errors import SerializationError, add_note
 from lockstitch.optim.owners import ask_each
-from lockstitch.optim.update_lock import UpdateLock
 from lockstitch.rpc import get_worker_info, get_worker_infos, rpc_async
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
 from lockstitch.runtime.worker import current_worker
@@ -40,15 +50,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from lockstitch.checkpoint.shards import Fields
     from lockstitch.checkpoint.storage import Folder
     from lockstitch.ids import WorkerInfo
+    from lockstitch.optim.local import LocalOptimizer
+    from lockstitch.rpc import RRef
     from lockstitch.runtime.pending import Future
 
 T = TypeVar("T")
-
-
-class CheckpointError(LockstitchError):
-    """A checkpoint cannot be saved, or does not fit what is registered."""
 
 
 def save(
@@ -112,31 +121,33 @@ def load(
         if strict:
             _check_same(saved, owners)
         present = {name: owner for name, owner in owners.items() if name in saved}
-        _read_and_put_back(folder, saved, _by_worker(present), timeout)
+        _read_and_put_back(folder, shards, _by_worker(present), timeout)
 
 
 def _read_and_put_back(
     folder: Folder,
-    saved: Mapping[str, Shard],
+    shards: list[Shard],
     workers: Mapping[WorkerInfo, list[str]],
     timeout: float,
 ) -> None:
     attempt = uuid.uuid4().hex
+    saved = {name: shard for shard in shards for name in shard.names}
+    every = [_fields(shard) for shard in shards]
 
-    def parts(info: WorkerInfo) -> tuple[str, str, list[tuple[Any, ...]]]:
+    def parts(info: WorkerInfo) -> tuple[str, str, list[tuple[Any, ...]], list[Fields]]:
         mine = workers[info]
         files = {saved[name].file: saved[name] for name in mine}
         wanted = [
             (*_fields(shard), tuple(name for name in mine if saved[name] is shard))
             for shard in files.values()
         ]
-        return folder.address, attempt, wanted
+        return folder.address, attempt, wanted, every
 
     try:
         _on_each(workers, _read, parts, timeout)
         _on_each(workers, _put_back, lambda _: (attempt,), timeout)
     except BaseException:
-        _on_each(workers, _forget, lambda _: (attempt,), timeout, raises=False)
+        _forget_everywhere(attempt, timeout)
         raise
 
 
@@ -153,9 +164,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     `ValueError` for what is damaged or no checkpoint."""
     folder = open_folder(path)
     states: dict[str, Any] = {}
-    for shard in read_manifest(folder):
+    shards = read_manifest(folder)
+    for shard in shards:
         states.update(read_shard(folder, shard, shard.names))
-    return states
+    found: dict[str, Any] = fetch(folder, shards, states)
+    return found
 
 
 def write(path: str | os.PathLike[str], states: Mapping[str, object]) -> None:
@@ -187,18 +200,19 @@ def _begin(
         raise CheckpointError(
             f"a save into {folder.address} is under way: wait for its future before the next"
         )
-    workers: dict[WorkerInfo, list[str]] = {}
     try:
         with _registered(things):
             workers = _by_worker(_owners(things, timeout))
             if not workers:
                 raise CheckpointError("there is nothing to save: no worker has registered anything")
-            _on_each(workers, _copy, lambda info: (attempt, workers[info]), timeout)
+            others = _on_each(workers, _copy, lambda info: (attempt, workers[info]), timeout)
     except BaseException:
         registry.end_save(folder.address)
-        _on_each(workers, _forget, lambda _: (attempt,), timeout, raises=False)
+        _forget_everywhere(attempt, timeout)
         raise
-    return folder.address, attempt, list(workers), timeout
+    writing = {info.name for info in workers}.union(*others.values())
+    infos = [info for info in get_worker_infos() if info.name in writing]
+    return folder.address, attempt, infos, timeout
 
 
 @needed
@@ -219,7 +233,7 @@ def _finish(address: str, attempt: str, workers: list[WorkerInfo], timeout: floa
         shards = _on_each(asked, _write, lambda _: (address, attempt), timeout)
         write_manifest(folder, [Shard(*shard) for shard in shards.values()])
     except BaseException:
-        _on_each(asked, _forget, lambda _: (attempt,), timeout, raises=False)
+        _forget_everywhere(attempt, timeout)
         with contextlib.suppress(OSError):  # the next save removes them
             remove_failed(folder, attempt)
         raise
@@ -278,8 +292,7 @@ def _check_same(saved: Mapping[str, Shard], owners: Mapping[str, WorkerInfo]) ->
         )
 
 
-def _fields(shard: Shard) -> tuple[str, int, str, str, tuple[str, ...]]:
-    """Returns the shard as plain values, which cross in a group with a registry, too."""
+def _fields(shard: Shard) -> Fields:
     return shard.file, shard.bytes, shard.sha256, shard.worker, shard.names
 
 
@@ -300,6 +313,12 @@ def _on_each(
     return {each.owner: cast("T", each.value) for each in outcomes if each.error is None}
 
 
+def _forget_everywhere(attempt: str, timeout: float) -> None:
+    """Has all workers drop what an attempt that has failed has left there."""
+    members: dict[WorkerInfo, list[str]] = {info: [] for info in get_worker_infos()}
+    _on_each(members, _forget, lambda _: (attempt,), timeout, raises=False)
+
+
 # ---------------------------------------------------------------- on each worker
 
 
@@ -309,39 +328,65 @@ def _names() -> list[str]:
 
 
 @needed
-def _copy(attempt: str, wanted: list[str]) -> None:
-    worker = current_worker()
-    registry = CheckpointRegistry.of(worker)
-    states = registry.states(wanted)
-    with UpdateLock.of(worker):  # while no optimizer steps on this worker
-        copy = copy_states(states)
-    registry.copied = {attempt: copy}
+def _copy(attempt: str, wanted: list[str]) -> list[str]:
+    """Returns the names of the workers that have copied parts of it."""
+    registry = CheckpointRegistry.of(current_worker())
+    states: dict[str, Any] = {}
+    others: set[str] = set()
+    for name, thing in registry.things(wanted).items():
+        if is_in_parts(thing):
+            states[name] = copy_parts(thing, attempt, name)
+            others.update(owners_of(thing))
+        else:
+            states[name] = state_of(thing)
+    registry.copy(attempt, states, own=wanted)
+    return sorted(others)
 
 
 @needed
 def _write(address: str, attempt: str) -> tuple[Any, ...]:
     worker = current_worker()
     _check_allowed(save, "write")
-    copy = CheckpointRegistry.of(worker).copied.pop(attempt, None)
-    if copy is None:
-        raise CheckpointError("another worker has begun to save: one at a time")
+    copy = CheckpointRegistry.of(worker).take_copy(attempt)
     return _fields(write_shard(open_folder(address), attempt, worker.name, copy))
 
 
 @needed
-def _read(address: str, attempt: str, wanted: list[tuple[Any, ...]]) -> None:
+def _read(address: str, attempt: str, wanted: list[tuple[Any, ...]], every: list[Fields]) -> None:
     _check_allowed(load, "read")
-    registry = CheckpointRegistry.of(current_worker())
+    registry, folder = CheckpointRegistry.of(current_worker()), open_folder(address)
+    shards = [Shard(*each) for each in every]
     states: dict[str, Any] = {}
     for *fields, mine in wanted:
-        states.update(read_shard(open_folder(address), Shard(*fields), mine))
-    registry.check_fit(states)
+        states.update(read_shard(folder, Shard(*fields), mine))
     registry.pending[attempt] = states
+    for name, thing in registry.things(states).items():
+        if is_in_parts(thing):
+            arguments = (address, every, attempt, name)
+            find = partial(fetch, folder, shards)
+            states[name] = read_parts(thing, states[name], find, _read_part, arguments)
+        else:
+            states[name] = fetch(folder, shards, states[name])
+    registry.check_fit(states)
+
+
+@needed
+def _read_part(
+    _reference: RRef[LocalOptimizer],
+    part: dict[str, Any],
+    address: str,
+    every: list[Fields],
+    attempt: str,
+    name: str,
+) -> None:
+    _check_allowed(load, "read")
+    found = fetch(open_folder(address), [Shard(*each) for each in every], part)
+    CheckpointRegistry.of(current_worker()).keep_part(attempt, name, found)
 
 
 def _check_allowed(function: Callable[..., object], verb: str) -> None:
     """Raises `SerializationError` where peers may not have this worker use files of their choice:
-    where a registry is, and does not hold `save` or `load`."""
+    where a registry is, and does not hold `function`, which is `save` or `load`."""
     allowed = current_worker().agent.allowed
     if allowed is not None and not allowed.holds(function):
         raise SerializationError(
@@ -353,11 +398,15 @@ def _check_allowed(function: Callable[..., object], verb: str) -> None:
 @needed
 def _put_back(attempt: str) -> None:
     registry = CheckpointRegistry.of(current_worker())
-    registry.put_back(registry.pending.pop(attempt))
+    states = registry.pending.pop(attempt)
+    in_parts = {
+        name: thing for name, thing in registry.things(states).items() if is_in_parts(thing)
+    }
+    registry.put_back({name: state for name, state in states.items() if name not in in_parts})
+    for name, thing in in_parts.items():
+        put_parts_back(thing, attempt, name, states[name])
 
 
 @needed
 def _forget(attempt: str) -> None:
-    registry = CheckpointRegistry.of(current_worker())
-    registry.pending.pop(attempt, None)
-    registry.copied.pop(attempt, None)
+    CheckpointRegistry.of(current_worker()).forget(attempt)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import MutableMapping, MutableSequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.checkpoint.structure import Encoder
-from lockstitch.errors import PeerDiedError
+from lockstitch.checkpoint.structure import Copy, Encoder
+from lockstitch.errors import LockstitchError, PeerDiedError
 from lockstitch.nn.api import RemoteModule
 from lockstitch.optim import DistributedOptimizer
 from lockstitch.optim.update_lock import UpdateLock
@@ -20,11 +21,18 @@ from lockstitch.torch_internals.modules import children_of
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
-    from lockstitch.checkpoint.structure import Copy
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.worker import Worker
+
+
+_MOST_SUPERSEDED: Final = 100
+_SUPERSEDED: Final = "another worker has begun to save: one at a time"
+
+
+class CheckpointError(LockstitchError):
+    """A checkpoint cannot be saved, or does not fit what is registered."""
 
 
 class CheckpointRegistry:
@@ -38,8 +46,14 @@ class CheckpointRegistry:
         """The owners of what this worker has registered by a reference, by name."""
         self.pending: dict[str, dict[str, Any]] = {}
         """States that have been read and are still to be put in place, by attempt to load."""
-        self.copied: dict[str, Copy] = {}
+        self._copied: dict[str, Copy] = {}
         """The latest copy of states that is still to be written, by attempt to save."""
+        self._superseded: deque[str] = deque(maxlen=_MOST_SUPERSEDED)
+        """Attempts to save whose copies were dropped for those of another."""
+        self._copying = threading.Lock()
+        self._parts: dict[str, dict[str, dict[str, Any]]] = {}
+        """Parts of states that have been read for optimizers of other workers, and are still to be
+        put in place, by attempt to load and by name."""
         self._saving: set[str] = set()
         """The addresses of folders into which this worker has others save now."""
 
@@ -108,13 +122,62 @@ class CheckpointRegistry:
         with self._lock:
             return list(self._things)
 
-    def states(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """Returns what is to be saved, by name, of all or of some; tensors may still be the
-        originals."""
+    def things(self, names: Iterable[str]) -> dict[str, Any]:
+        """Returns what is registered under these names."""
         with self._lock:
-            things = dict(self._things)
-        wanted = things if names is None else names
-        return {name: _state_of(things[name]) for name in wanted}
+            return {name: self._things[name] for name in names}
+
+    # ------------------------------------------------------------ what a save has copied
+
+    def copy(
+        self, attempt: str, states: Mapping[str, object], own: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Copies states for a save, in place of what an earlier one has left; returns what is plain
+        of them, as JSON. What is plain of `own` is written with the tensors. Raises
+        `CheckpointError` where a later save has dropped what was copied for this one before."""
+        with UpdateLock.of(self._worker), self._copying:  # while no optimizer steps on this worker
+            copy = self._copied.get(attempt)
+            if copy is None:
+                if attempt in self._superseded:
+                    raise CheckpointError(_SUPERSEDED)
+                copy = Copy({}, {})
+                self._superseded.extend(self._copied)
+                self._copied = {attempt: copy}
+            encoder = Encoder(tensors=copy.tensors)
+            plain = {name: encoder.encode(state, name) for name, state in states.items()}
+            copy.plain.update({name: plain[name] for name in own})
+            return plain
+
+    def take_copy(self, attempt: str) -> Copy:
+        """Hands out what was copied for a save. Raises `CheckpointError` where another has begun
+        meanwhile."""
+        copy = self._copied.pop(attempt, None)
+        if copy is None:
+            raise CheckpointError(_SUPERSEDED)
+        return copy
+
+    # ------------------------------------------------------------ what a load has read
+
+    def keep_part(self, attempt: str, name: str, state: dict[str, Any]) -> None:
+        """Keeps what was read for an optimizer of another worker, until that asks for it."""
+        with self._lock:
+            self._parts.setdefault(attempt, {})[name] = state
+
+    def take_part(self, attempt: str, name: str) -> dict[str, Any]:
+        """Hands it out."""
+        with self._lock:
+            parts = self._parts[attempt]
+            state = parts.pop(name)
+            if not parts:
+                del self._parts[attempt]
+            return state
+
+    def forget(self, attempt: str) -> None:
+        """Drops what an attempt that has failed has left here."""
+        self.pending.pop(attempt, None)
+        self._copied.pop(attempt, None)
+        with self._lock:
+            self._parts.pop(attempt, None)
 
     def put_back(self, states: dict[str, Any]) -> None:
         """Gives the registered things these states. Raises what they raise."""
@@ -210,7 +273,7 @@ def _check_state(name: str, thing: object) -> None:
         return  # it would ask all who own parameters, and theirs are optimizers of torch
     if isinstance(thing, torch.nn.Module):
         _check_is_here(name, thing)
-    Encoder(copy=False).encode(_state_of(thing), name)
+    Encoder(copy=False).encode(state_of(thing), name)
 
 
 def _check_is_here(path: str, module: torch.nn.Module) -> None:
@@ -225,7 +288,8 @@ def _check_is_here(path: str, module: torch.nn.Module) -> None:
             _check_is_here(f"{path}.{name}", child)
 
 
-def _state_of(thing: Any) -> Any:
+def state_of(thing: Any) -> Any:
+    """What is saved of a thing; tensors may still be the originals."""
     return thing.state_dict() if hasattr(thing, "state_dict") else thing
 
 

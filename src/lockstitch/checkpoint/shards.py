@@ -4,6 +4,8 @@ a manifest.
     manifest.json                 {"format": 1, "shares": [{file, bytes, sha256, worker, names}]}
     <save>-<worker>.safetensors   the tensors; what is plain, as JSON in the file's own header
 
+A state whose tensors several workers own is in the file of one, and names those of the others.
+
 Files are written beside those of the former checkpoint and flushed to the disk; then the manifest
 is replaced, in one step. So the folder holds the former checkpoint until it holds the new one,
 whole, and a file that no manifest names is nothing. Size and digest tell whether a file is the one
@@ -23,14 +25,16 @@ from urllib.parse import quote
 import safetensors
 from safetensors.torch import save_file
 
-from lockstitch.checkpoint.structure import decode
+from lockstitch.checkpoint.structure import decode, fill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    import torch
+
     from lockstitch.checkpoint.storage import Folder
-    from lockstitch.checkpoint.structure import Copy
+    from lockstitch.checkpoint.structure import Copy, Stored
 
 _MANIFEST = "manifest.json"
 _SUFFIX = ".safetensors"
@@ -50,6 +54,10 @@ class Shard:
     names: tuple[str, ...]
 
 
+Fields = tuple[str, int, str, str, tuple[str, ...]]
+"""A shard as plain values, which cross in a group with a registry, too."""
+
+
 def write_shard(folder: Folder, save: str, worker: str, copy: Copy) -> Shard:
     """Writes what was copied of the states of a worker; `save` is the hexadecimal name of a UUID.
     Raises `OSError`."""
@@ -65,8 +73,38 @@ def write_shard(folder: Folder, save: str, worker: str, copy: Copy) -> Shard:
 
 
 def read_shard(folder: Folder, shard: Shard, names: Iterable[str]) -> dict[str, Any]:
-    """Returns the states of these names. Raises `ValueError` when the file is not the one that was
-    written, `OSError` when there is none."""
+    """Returns the states of these names, with a `Stored` for what is in other files. Raises
+    `ValueError` when the file is not the one that was written, `OSError` when there is none."""
+    with _opened(folder, shard) as file:
+        plain = json.loads(file.metadata()[_HEADER_KEY])
+        return {name: decode(plain[name], file.get_tensor) for name in names}
+
+
+def fetch(folder: Folder, shards: Iterable[Shard], state: Any) -> Any:
+    """Returns the state with the tensors in place of each `Stored`, from these shards. Raises what
+    `read_shard` does, and `ValueError` for what is in none of them."""
+    by_worker = {shard.worker: shard for shard in shards}
+    with contextlib.ExitStack() as stack:
+        files: dict[str, Any] = {}
+
+        def tensor(stored: Stored) -> torch.Tensor:
+            file = files.get(stored.worker)
+            if file is None:
+                shard = by_worker.get(stored.worker)
+                if shard is None:
+                    raise ValueError(
+                        f"{folder.address} has no file of worker {stored.worker!r}, in which "
+                        f"{stored.key} should be"
+                    )
+                file = files[stored.worker] = stack.enter_context(_opened(folder, shard))
+            found: torch.Tensor = file.get_tensor(stored.key)
+            return found
+
+        return fill(state, tensor)
+
+
+@contextlib.contextmanager
+def _opened(folder: Folder, shard: Shard) -> Iterator[Any]:
     with folder.opened(shard.file) as path:
         if path.stat().st_size != shard.bytes or _digest(path) != shard.sha256:
             raise ValueError(
@@ -74,8 +112,7 @@ def read_shard(folder: Folder, shard: Shard, names: Iterable[str]) -> dict[str, 
                 "cut off"
             )
         with safetensors.safe_open(path, framework="pt") as file:
-            plain = json.loads(file.metadata()[_HEADER_KEY])
-            return {name: decode(plain[name], file.get_tensor) for name in names}
+            yield file
 
 
 def write_manifest(folder: Folder, shards: Iterable[Shard]) -> None:

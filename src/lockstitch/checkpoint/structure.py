@@ -5,6 +5,7 @@ strings, True, False, None. Whatever JSON cannot say by itself is said by a dict
 begins with `$`:
 
     {"$tensor": "model.weight"}    {"$tuple": […]}    {"$dict": [[key, value], …]}
+    {"$stored": ["worker1", "optimizer.state.0.exp_avg"]}    a tensor in another worker's file
 """
 
 from __future__ import annotations
@@ -14,8 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from lockstitch.trust.registry import needed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+@needed
+class Stored(NamedTuple):
+    """Stands in a state for a tensor that some worker writes into its own file."""
+
+    worker: str
+    key: str
 
 
 class Copy(NamedTuple):
@@ -39,11 +50,13 @@ Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype, bool]
 class Encoder:
     """Takes states apart. `tensors` are those met so far, by the keys under which they are written:
     on the CPU, contiguous, none sharing memory with another or with the original. With `copy=False`
-    it only checks that states can be written."""
+    it only checks that states can be written. `tensors`: those which are in the file already."""
 
-    def __init__(self, *, copy: bool = True) -> None:
+    def __init__(
+        self, *, copy: bool = True, tensors: dict[str, torch.Tensor] | None = None
+    ) -> None:
         self._copies = copy
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = {} if tensors is None else tensors
         self._known: dict[Key, str] = {}
         self._kept: list[torch.Tensor] = []
 
@@ -52,6 +65,8 @@ class Encoder:
         written."""
         if isinstance(state, torch.Tensor):
             return {"$tensor": self._tensor(state, path)}
+        if isinstance(state, Stored):
+            return {"$stored": list(state)}
         if state is None or type(state) in (bool, int, float, str):
             return state
         if isinstance(state, Mapping):
@@ -103,21 +118,33 @@ class Encoder:
         return key
 
 
-def decode(written: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
-    """Returns the state; `tensor` finds tensors by key. Raises `ValueError` for what was not
-    written by an `Encoder`."""
-    if isinstance(written, list):
-        return [decode(value, tensor) for value in written]
+def decode(written: Any, tensor: Callable[[str], object]) -> Any:
+    """Returns the state; `tensor` finds tensors of the file by key. Raises `ValueError` for what
+    was not written by an `Encoder`."""
     if not isinstance(written, dict):
-        return written
+        is_list = isinstance(written, list)
+        return [decode(value, tensor) for value in written] if is_list else written
     mark = next((key for key in written if key.startswith("$")), None)
     if mark is None:
         return {key: decode(value, tensor) for key, value in written.items()}
     content = written[mark]
     if len(written) == 1 and mark == "$tensor" and isinstance(content, str):
         return tensor(content)
+    if len(written) == 1 and mark == "$stored" and isinstance(content, list) and len(content) == 2:
+        return Stored(*content)
     if len(written) == 1 and mark == "$tuple" and isinstance(content, list):
         return tuple(decode(value, tensor) for value in content)
     if len(written) == 1 and mark == "$dict" and isinstance(content, list):
         return {decode(key, tensor): decode(value, tensor) for key, value in content}
     raise ValueError(f"{written!r} is nothing that a checkpoint holds")
+
+
+def fill(state: Any, tensor: Callable[[Stored], torch.Tensor]) -> Any:
+    """Returns the state with what `tensor` gives in place of each `Stored`."""
+    if isinstance(state, Stored):
+        return tensor(state)
+    if isinstance(state, dict):
+        return {key: fill(value, tensor) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(fill(value, tensor) for value in state)
+    return state

@@ -34,7 +34,7 @@ from lockstitch.rpc import RRef
 from lockstitch.torch_internals.optimizers import state_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
 
@@ -48,6 +48,9 @@ _ELSEWHERE: Final = {
     "them have, and load_state_dict() changes it",
 }
 """What of an ordinary optimizer is not here, and why."""
+
+
+_STATES, _WHEN = ("state_dict", "load_state_dict"), ("pre", "post")
 
 
 class DistributedOptimizer(Optimizer):
@@ -289,21 +292,33 @@ class DistributedOptimizer(Optimizer):
         """
         for hook in state_hooks(self, "state_dict_pre"):
             hook(self)
+        state = self.joined_state(owners.state_of)
+        for hook in state_hooks(self, "state_dict_post"):
+            changed = hook(self, state)
+            state = state if changed is None else changed
+        return state
+
+    @property
+    def has_state_hooks(self) -> bool:
+        """Whether a user's function sees what is saved or loaded as a whole."""
+        return any(state_hooks(self, f"{what}_{when}") for what in _STATES for when in _WHEN)
+
+    def joined_state(
+        self, state_of: Callable[..., dict[str, Any]], *arguments: object
+    ) -> dict[str, Any]:
+        """`state_dict`, of what `state_of(reference, changes, *arguments)` returns on each owner:
+        the owner's state, in which something may stand for tensors."""
         with self._changes_taken() as changes:
             states = owners.values(
                 owners.ask_owners(
-                    self.remote_optimizers, owners.state_of, [(each,) for each in changes]
+                    self.remote_optimizers, state_of, [(each, *arguments) for each in changes]
                 )
             )
         numbers = iter(range(sum(self._sizes)))
         groups = [
             {**group, PARAMS: [next(numbers) for _ in group[PARAMS]]} for group in self.param_groups
         ]
-        state = join_states(states, self._shares, groups)
-        for hook in state_hooks(self, "state_dict_post"):
-            changed = hook(self, state)
-            state = state if changed is None else changed
-        return state
+        return join_states(states, self._shares, groups)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Gives each owner its part of a state of all parameters. Raises `ValueError` where the
@@ -313,20 +328,30 @@ class DistributedOptimizer(Optimizer):
         for hook in state_hooks(self, "load_state_dict_pre"):
             changed = hook(self, state)
             state = state if changed is None else changed
-        parts = split_state(state, self._shares, self._sizes)
+        self.load_parts(state, owners.load_state, [(part,) for part in self.parts_of(state)])
+        for hook in state_hooks(self, "load_state_dict_post"):
+            hook(self)
+
+    def parts_of(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """Each owner's part of a state of all parameters. Raises `ValueError` where the groups or
+        the numbers of their parameters are others."""
+        return split_state(state, self._shares, self._sizes)
+
+    def load_parts(
+        self,
+        state: dict[str, Any],
+        load_state: Callable[..., list[dict[str, Any]]],
+        arguments: Sequence[tuple[Any, ...]],
+    ) -> None:
+        """`load_state_dict`, by `load_state(reference, *arguments)` on each owner, which returns
+        the options of its groups."""
         with self._sending:
-            told = owners.values(
-                owners.ask_owners(
-                    self.remote_optimizers, owners.load_state, [(part,) for part in parts]
-                )
-            )
+            told = owners.values(owners.ask_owners(self.remote_optimizers, load_state, arguments))
             for view, saved in zip(self.param_groups, state["param_groups"], strict=True):
                 view.show(shown(saved), only=True)
             for share, options in zip(self._shares, told, strict=True):
                 for number, its_options in enumerate(options):
                     self._show_options(share, number, its_options)
-        for hook in state_hooks(self, "load_state_dict_post"):
-            hook(self)
 
 
 def _check_names(have_names: list[bool], given: list[GivenGroup]) -> None:

@@ -288,7 +288,7 @@ def test_only_one_save_into_a_folder_is_under_way_and_what_goes_wrong_is_raised(
     assert f"being saved into {tmp_path}/taken" in "".join(caught.value.__notes__)
     with pytest.raises(OSError, match="taken"):
         checkpoint.save(tmp_path / "taken", {"a": {}})
-    assert kept.copied == {}
+    assert kept._copied == {}
 
 
 def test_names_given_for_one_call_may_be_registered_before(group, tmp_path) -> None:

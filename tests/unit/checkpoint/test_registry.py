@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lockstitch import checkpoint, rpc
-from lockstitch.checkpoint.registry import CheckpointRegistry
+from lockstitch.checkpoint.registry import CheckpointRegistry, state_of
 from lockstitch.checkpoint.structure import Encoder
 from lockstitch.nn import RemoteModule
 from lockstitch.testing.cluster import LocalCluster
@@ -34,13 +34,13 @@ def test_each_kind_is_saved_and_put_back(registered) -> None:
     assert (steps, seen) == ({"n": 7, "m": 1}, [3])
     checkpoint.unregister("model")
     checkpoint.unregister("model")
-    assert "model" not in registered.states()
+    assert "model" not in registered.names()
 
 
 def test_a_reference_stands_for_its_value(registered) -> None:
     value = torch.ones(2)
     checkpoint.register("value", rpc.RRef(value))
-    assert registered.states()["value"] is value
+    assert registered.things(["value"])["value"] is value
 
 
 def test_what_cannot_be_saved_is_refused_at_once(registered) -> None:
@@ -85,7 +85,7 @@ def test_a_module_part_of_which_is_elsewhere_is_refused_with_the_part(registered
     with pytest.raises(TypeError, match=r"x\.inner\.there is a RemoteModule, .* on 'worker0'"):
         checkpoint.register("x", Holder(here=torch.nn.Linear(1, 1), there=there))
     checkpoint.register("there", there)
-    assert set(registered.states()["there"]) == {"weight", "bias"}
+    assert set(state_of(registered.things(["there"])["there"])) == {"weight", "bias"}
 
 
 def test_looking_whether_a_state_can_be_saved_copies_nothing() -> None:
@@ -111,3 +111,16 @@ def test_states_of_another_shape_do_not_fit(registered, thing, state, words) -> 
     checkpoint.register("x", thing)
     with pytest.raises(ValueError, match=words):
         registered.check_fit({"x": state})
+
+
+def test_what_was_copied_for_two_saves_is_never_mixed(registered) -> None:
+    registered.copy("first", {"a": torch.ones(1)}, own=["a"])
+    registered.copy("first", {"b": {"n": 1}})
+    registered.copy("second", {"a": torch.ones(2)}, own=["a"])
+    with pytest.raises(checkpoint.CheckpointError, match="one at a time"):
+        registered.copy("first", {"c": 1})
+    with pytest.raises(checkpoint.CheckpointError, match="one at a time"):
+        registered.take_copy("first")
+    copy = registered.take_copy("second")
+    assert copy.tensors["a"].shape == (2,)
+    assert copy.plain.keys() == {"a"}
