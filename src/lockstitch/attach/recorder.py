@@ -3,6 +3,9 @@
 Off, which it is until somebody asks, it costs each call a look at `RECORDER.is_on`. A question for
 counters has calls counted for some minutes more, so that who asks again finds what came in between;
 a question that records has spans kept for as long as it says.
+
+On, all that a call does is to leave a row (`attach.spans`) in a tray. Rows are counted, and put
+into the ring, some at a time: by a thread whose call is under way meanwhile, or by who asks.
 """
 
 from __future__ import annotations
@@ -11,20 +14,26 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.ranges import RANGES
-from lockstitch.attach.spans import MOST_SPANS, SpanRing
+from lockstitch.attach.spans import MOST_SPANS, NOT_COUNTED, SpanRing, recording_of
 from lockstitch.attach.traffic import Traffic
+from lockstitch.interrupts import if_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lockstitch.attach.traffic import Series
-    from lockstitch.attach.values import Recording
+    from lockstitch.attach.spans import Row
+    from lockstitch.attach.values import CallTraffic, Recording
 
 COUNTED_SECONDS: Final = 150.0
 """So long calls are counted after a question: longer than Prometheus waits between two."""
+SETTLED_AT: Final = 64
+"""So many rows are taken in at a time."""
+_MOST_WAITING: Final = 100_000
+"""So many rows may wait while whoever takes them in is held up."""
 
 
 class Recorder:
@@ -35,10 +44,15 @@ class Recorder:
         """Whether calls are counted or spans kept. Who is to note something looks here first."""
         self.spans: SpanRing | None = None
         """Where spans go; None while nobody records."""
-        self.traffic = Traffic()
+        self.rows: deque[Row] = deque()
+        """What has been noted and is to be taken in. Who adds to it calls `settle` where there are
+        `SETTLED_AT` of them, then or soon."""
+        self._traffic = Traffic()
         self._counts_until: float | None = None
         self._recordings = 0
+        self._lost = 0
         self._lock = threading.Lock()
+        self._dropping = threading.Lock()
         os.register_at_fork(after_in_child=self._forget)
 
     def __repr__(self) -> str:
@@ -48,25 +62,42 @@ class Recorder:
     def count(self) -> None:
         """Has calls counted from now on, until nobody has asked for a while."""
         with self._lock:
+            self._take_in()
             self._counts_until = time.monotonic() + COUNTED_SECONDS
             self.is_on = True
+
+    def counted(self, worker: str) -> tuple[CallTraffic, ...]:
+        """Returns what has been counted of a worker of this process."""
+        with self._lock:
+            self._take_in()
+            return self._traffic.of(worker)
 
     @contextlib.contextmanager
     def recording(self, most: int = MOST_SPANS) -> Iterator[Callable[[], Recording]]:
         """Within, spans are kept; what it yields returns those that came so far. `most`: so many
         are kept; where another recording is under way already, as many as that one keeps."""
         with self._lock:
+            self._take_in()
             if self.spans is None:
-                self.spans = SpanRing(max(1, most))
+                self.spans = SpanRing(max(1, most), self.note)
             ring = self.spans
+            mark, lost, began_at = ring.taken, self._lost, time.monotonic()
             self._recordings += 1
             self.is_on = True
             RANGES.begin(self)
-        mark, began_at = ring.mark(), time.monotonic()
+
+        def recorded() -> Recording:
+            with self._lock:
+                self._take_in()
+                rows, dropped = ring.since(mark)
+                dropped += self._lost - lost
+            return recording_of(rows, dropped, began_at)
+
         try:
-            yield lambda: ring.since(mark, began_at)
+            yield recorded
         finally:
             with self._lock:
+                self._take_in()
                 self._recordings -= 1
                 if not self._recordings:
                     RANGES.end()
@@ -100,32 +131,54 @@ class Recorder:
             now = time.monotonic()
             spans.add(kind, name, worker, begun, now, peer, number, 0.0, sent, received)
 
-    def note_call(
-        self, series: Series, now: float, seconds: float, sent: int, received: int, *, failed: bool
-    ) -> None:
-        """Counts a call that has ended now, a time of the monotonic clock, if calls are counted."""
-        until = self._counts_until
-        if until is not None:
-            series.add(seconds, sent, received, failed)
-            if now > until:
-                self.stop_counting()
+    def note(self, row: Row) -> None:
+        """Has a span kept, if spans are, and its call counted, if it has one and calls are."""
+        rows = self.rows
+        rows.append(row)
+        if len(rows) >= SETTLED_AT:
+            self.settle()
+
+    def settle(self) -> None:
+        """Takes in what has been noted; not while another thread does."""
+        if_free(self._lock, self._take_in)
+        # Whoever takes in may be held up, by a signal's handler, say.
+        if len(self.rows) > _MOST_WAITING:
+            if_free(self._dropping, self._drop)
+
+    def _take_in(self) -> None:
+        """Counts and keeps what has been noted. The caller has the lock."""
+        rows, ring, until = self.rows, self.spans, self._counts_until
+        with contextlib.suppress(IndexError):  # some were dropped
+            for _ in range(len(rows)):
+                row = rows.popleft()
+                if ring is not None:
+                    ring.take(row)
+                if until is not None and row[-1] != NOT_COUNTED:
+                    self._traffic.count(row)
+        if until is not None and time.monotonic() > until:
+            self._counts_until = None
+            self.is_on = ring is not None
+
+    def _drop(self) -> None:
+        """Drops the oldest rows that wait. The caller has the lock for that."""
+        with contextlib.suppress(IndexError):  # they were taken in after all
+            while len(self.rows) > _MOST_WAITING:
+                self.rows.popleft()
+                self._lost += 1
 
     def stop_counting(self) -> None:
-        """Has calls counted no more; not where somebody begins or ends to look right now."""
-        # Not by waiting: this may be a thread that reads, or a signal's handler.
-        if self._lock.acquire(blocking=False):
-            try:
-                self._counts_until = None
-                self.is_on = self.spans is not None
-            finally:
-                self._lock.release()
+        """Has calls counted no more."""
+        with self._lock:
+            self._take_in()
+            self._counts_until = None
+            self.is_on = self.spans is not None
 
     def _forget(self) -> None:
         """A forked child counts and records for itself, when it is asked."""
-        self._lock = threading.Lock()
+        self._lock, self._dropping = threading.Lock(), threading.Lock()
         self.is_on, self.spans, self._counts_until = False, None, None
         self._recordings = 0
-        self.traffic = Traffic()
+        self.rows, self._traffic = deque(), Traffic()
         RANGES.end()
 
 

@@ -1,9 +1,9 @@
 """What a process records while somebody traces it: spans of time, in a ring of bounded size.
 
 A *span* is a call on the caller's side or on the callee's, a run of a component in a backward pass,
-a collective, a range of the program's own. Each is noted once, when it is over, as one tuple; where
-more come than the ring holds, the oldest are dropped and counted. What has not ended when the
-recording does is not told.
+a collective, a range of the program's own. Each is noted once, when it is over, as one tuple, a
+*row*; where more come than the ring holds, the oldest are dropped and counted. What has not ended
+when the recording does is not told.
 
 Spans of two workers that belong together have a key in common: the call's number, the stitch, the
 message between two stages. Arrows are made of keys afterwards (`lockstitch.observe.flows`).
@@ -11,15 +11,16 @@ message between two stages. Arrows are made of keys afterwards (`lockstitch.obse
 
 from __future__ import annotations
 
-import itertools
 import time
+from collections import deque
+from itertools import islice
 from threading import get_ident
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lockstitch.attach.values import Recording
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 MOST_SPANS: Final = 100_000
 """So many spans of a process are kept by default; each takes about 250 bytes."""
@@ -66,24 +67,28 @@ KINDS: Final = {
 }
 """The kinds of spans, and what each is."""
 
-_Row = tuple[int, str, str, str, int, float, float, str, int, float, int, int, bool]
+Row = tuple[str, str, str, int, float, float, str, int, float, int, int, bool, float]
+"""A span as it is noted: the fields of `Span`, with times in seconds, and at last how long the call
+took that is counted with it (`attach.traffic`), or `NOT_COUNTED`."""
+NOT_COUNTED: Final = -1.0
 _WIDTH: Final = 12
 _NANO: Final = 1e9
 
 
 class SpanRing:
-    """The latest spans of a process, `most` at most. Any thread may add, without a lock: numbers
-    are given out, and places written, in one step of the interpreter."""
+    """The latest spans of a process, `most` at most. `note`: where `add` takes rows to, for which
+    `take` is called sooner or later, by one thread at a time; None: to `take` itself."""
 
-    def __init__(self, most: int = MOST_SPANS) -> None:
-        self._most = most
-        self._rows: list[_Row | None] = [None] * most
-        self._numbers = itertools.count()
+    def __init__(self, most: int = MOST_SPANS, note: Callable[[Row], None] | None = None) -> None:
+        self._rows: deque[Row] = deque(maxlen=most)
+        self._note = self.take if note is None else note
+        self.taken = 0
+        """How many there were so far: the mark for `since` of those that follow."""
 
     def __repr__(self) -> str:
-        return f"<SpanRing · {self._most} spans at most>"
+        return f"<SpanRing · {self._rows.maxlen} spans at most>"
 
-    def add(  # noqa: PLR0913, PLR0917 - flat, since it is called for each call
+    def add(  # noqa: PLR0913, PLR0917 - flat, as a span is
         self,
         kind: str,
         name: str,
@@ -98,48 +103,55 @@ class SpanRing:
         has_failed: bool = False,
     ) -> None:
         """Adds a span of the calling thread. Times are in seconds of the monotonic clock."""
-        place = next(self._numbers)
-        self._rows[place % self._most] = (
-            place, kind, name, worker, get_ident(), start, end, peer, number, at, sent, received,
-            has_failed,
+        self._note(
+            (
+                kind, name, worker, get_ident(), start, end, peer, number, at, sent, received,
+                has_failed, NOT_COUNTED,
+            )
         )  # fmt: skip
 
-    def mark(self) -> int:
-        """Returns the number that the next span will at least have."""
-        return next(self._numbers)
+    def take(self, row: Row) -> None:
+        """Takes one in; where there are too many, the oldest goes."""
+        self._rows.append(row)
+        self.taken += 1
 
-    def since(self, mark: int, began_at: float) -> Recording:
-        """Returns the spans noted since a mark that are still there, the oldest first, as a
-        recording that began then (seconds of the monotonic clock)."""
-        end = self.mark()
-        rows = [row for row in self._rows.copy() if row is not None and mark < row[0] < end]
-        rows.sort()
-        texts: dict[str, int] = {}
-        numbers: list[int] = []
-        for _, kind, name, worker, thread, start, stop, peer, number, at, sent, got, failed in rows:
-            numbers += (
-                texts.setdefault(kind, len(texts)),
-                texts.setdefault(name, len(texts)),
-                texts.setdefault(worker, len(texts)),
-                thread,
-                round(start * _NANO),
-                round(stop * _NANO),
-                texts.setdefault(peer, len(texts)),
-                number,
-                round(at * _NANO),
-                sent,
-                got,
-                int(failed),
-            )
-        now = time.monotonic_ns()
-        return Recording(
-            began_at=round(began_at * _NANO),
-            ended_at=now,
-            epoch=time.time_ns() - now,
-            dropped=end - mark - 1 - len(rows),
-            texts=tuple(texts),
-            numbers=tuple(numbers),
+    def since(self, mark: int) -> tuple[list[Row], int]:
+        """Returns the spans taken in since a mark that are still there, the oldest first, and how
+        many are not."""
+        count = self.taken - mark
+        kept = min(count, len(self._rows))
+        return [*islice(self._rows, len(self._rows) - kept, None)], count - kept
+
+
+def recording_of(rows: Iterable[Row], dropped: int, began_at: float) -> Recording:
+    """Returns spans as a recording that began then (seconds of the monotonic clock)."""
+    texts: dict[str, int] = {}
+    numbers: list[int] = []
+    for row in rows:
+        kind, name, worker, thread, start, end, peer, number, at, sent, received, failed, _ = row
+        numbers += (
+            texts.setdefault(kind, len(texts)),
+            texts.setdefault(name, len(texts)),
+            texts.setdefault(worker, len(texts)),
+            thread,
+            round(start * _NANO),
+            round(end * _NANO),
+            texts.setdefault(peer, len(texts)),
+            number,
+            round(at * _NANO),
+            sent,
+            received,
+            int(failed),
         )
+    now = time.monotonic_ns()
+    return Recording(
+        began_at=round(began_at * _NANO),
+        ended_at=now,
+        epoch=time.time_ns() - now,
+        dropped=dropped,
+        texts=tuple(texts),
+        numbers=tuple(numbers),
+    )
 
 
 def spans_of(recording: Recording) -> Iterator[Span]:

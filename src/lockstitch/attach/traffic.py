@@ -1,13 +1,12 @@
 """Counts of calls by function and peer: how many, how long they take, how many bytes they bring.
 
-Counting costs each call about a microsecond, so it goes on only while somebody looks
-(`attach.recorder`). Durations are counted in bins, ten to a power of ten (Renard's numbers), from
-which quantiles follow to within an eighth.
+Calls are counted only while somebody looks (`attach.recorder`), by one thread at a time. Durations
+are counted in bins, ten to a power of ten (Renard's numbers), from which quantiles follow to within
+an eighth.
 """
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -15,7 +14,8 @@ from lockstitch.attach.values import CallTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
+
+    from lockstitch.attach.spans import Row
 
 _STEPS: Final = (1.0, 1.25, 1.6, 2.0, 2.5, 3.15, 4.0, 5.0, 6.3, 8.0)
 BOUNDS: Final = tuple(float(f"{step}e{power}") for power in range(-6, 3) for step in _STEPS)
@@ -26,37 +26,36 @@ OTHERS: Final = "other functions"
 """Stands for all functions that come when so many series are counted already."""
 
 Role = Literal["made", "served"]
+_ROLES: Final[dict[str, Role]] = {
+    "call": "made", "answer": "made", "serve": "served", "conclude": "served",
+}  # fmt: skip
+"""What a call is counted as that is noted with a span of such a kind."""
 
 
 class Series:
-    """What is counted of one function and one peer. The lock is that of all series of a process,
-    held for a moment only, and by the same thread again where a signal's handler makes a call."""
+    """What is counted of one function and one peer."""
 
-    __slots__ = ("_lock", "bins", "count", "failed", "received", "seconds", "sent")
+    __slots__ = ("bins", "count", "failed", "received", "seconds", "sent")
 
-    def __init__(self, lock: AbstractContextManager[object]) -> None:
-        self._lock = lock
+    def __init__(self) -> None:
         self.count = self.failed = self.sent = self.received = 0
         self.seconds = 0.0
         self.bins = [0] * (len(BOUNDS) + 1)
 
     def add(self, seconds: float, sent: int, received: int, has_failed: bool) -> None:
         """Counts a call that has taken so long."""
-        place = bisect_left(BOUNDS, seconds)
-        with self._lock:
-            self.count += 1
-            self.seconds += seconds
-            self.sent += sent
-            self.received += received
-            self.failed += has_failed
-            self.bins[place] += 1
+        self.count += 1
+        self.seconds += seconds
+        self.sent += sent
+        self.received += received
+        self.failed += has_failed
+        self.bins[bisect_left(BOUNDS, seconds)] += 1
 
 
 class Traffic:
     """The counts of one process."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         self._series: dict[tuple[str, Role, str, str], Series] = {}
 
     def __repr__(self) -> str:
@@ -69,22 +68,33 @@ class Traffic:
         known = self._series.get(key)
         if known is not None:
             return known
-        with self._lock:
-            if len(self._series) >= MOST_SERIES:
-                key = (worker, role, OTHERS, peer)
-            return self._series.setdefault(key, Series(self._lock))
+        if len(self._series) >= MOST_SERIES:
+            key = (worker, role, OTHERS, peer)
+        return self._series.setdefault(key, Series())
+
+    def count(self, row: Row) -> None:
+        """Counts a call that has ended, by the span with which it was noted."""
+        kind, name, worker, _, _, _, peer, _, _, sent, received, has_failed, seconds = row
+        series = self._series.get((worker, _ROLES[kind], name, peer))
+        if series is None:
+            series = self.series(worker, _ROLES[kind], name, peer)
+        series.count += 1  # as `add` does, which takes half as long again
+        series.seconds += seconds
+        series.sent += sent
+        series.received += received
+        series.failed += has_failed
+        series.bins[bisect_left(BOUNDS, seconds)] += 1
 
     def of(self, worker: str) -> tuple[CallTraffic, ...]:
         """Returns what has been counted of a worker."""
-        with self._lock:
-            return tuple(
-                CallTraffic(
-                    role, function, peer, each.count, each.failed, each.seconds, each.sent,
-                    each.received, _trimmed(each.bins),
-                )
-                for (whose, role, function, peer), each in self._series.items()
-                if whose == worker and each.count
-            )  # fmt: skip
+        return tuple(
+            CallTraffic(
+                role, function, peer, each.count, each.failed, each.seconds, each.sent,
+                each.received, _trimmed(each.bins),
+            )
+            for (whose, role, function, peer), each in self._series.items()
+            if whose == worker and each.count
+        )  # fmt: skip
 
 
 def quantile(bins: Sequence[int], share: float) -> float | None:

@@ -46,7 +46,7 @@ class Answers:
         self.explain_timeout: Callable[[WorkerId, Pending], str] | None = None
         """Says what the callee of a request does whose time is over; it may wait for a moment."""
         self._core = core
-        self._clock = core.clock
+        self._now = core.now
         self._values = values
         self._peers = peers
         self._device_maps = core.device_maps
@@ -122,14 +122,14 @@ class Answers:
         assert future is not None
         pending.answer = answer
         value, error = None, None
-        begun, received = (self._clock.now(), bytes_of(answer)) if RECORDER.is_on else (0.0, 0)
+        begun, received = (self._now(), bytes_of(answer)) if RECORDER.is_on else (0.0, 0)
         try:
             value = self.result(pending, peer)
         except Exception as raised:  # noqa: BLE001 - raised where the user waits
             error = raised
         if begun:
-            name, has_failed = self._peers.info_of(peer).name, error is not None
-            note_answer(self._core, name, pending, begun, received, has_failed=has_failed)
+            pending.peer = self._peers.info_of(peer).name
+            note_answer(self._core, pending, begun, received, has_failed=error is not None)
         # Out here, so that what a callback raises has not come up while handling that.
         body = getattr(answer, "body", None)
         if error is None and type(body) is StagedPayload and isinstance(future, Future):
@@ -153,8 +153,7 @@ class Answers:
             if peer is not None and isinstance(error, RpcTimeoutError):
                 self._explain(error, pending, peer)
             if RECORDER.is_on and pending.peer and not pending.done:
-                now = self._clock.now()
-                note_answer(self._core, pending.peer, pending, now, 0, has_failed=True)
+                note_answer(self._core, pending, self._now(), 0, has_failed=True)
             future.complete(None, error)
             pending.finish(None, error)
 

@@ -88,6 +88,7 @@ class Core:
         self.info = info
         self.id = info.worker
         self.clock = clock
+        self.now = clock.now
         self.options = options
         self.limits = options.limits
         self.allowed = options.registry

@@ -11,17 +11,17 @@ import contextlib
 import pickle
 import sys
 import threading
-import time
 from asyncio import CancelledError
+from threading import get_ident
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from lockstitch.attach.recorder import RECORDER
+from lockstitch.attach.recorder import RECORDER, SETTLED_AT
+from lockstitch.attach.spans import NOT_COUNTED
 from lockstitch.devices.streams import side_streams, wait_for
 from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
-from lockstitch.runtime.observing import ObservedRequest
 from lockstitch.runtime.packing import payload_bytes
 from lockstitch.torch_internals.calls import PlainFuture
 from lockstitch.wire.encodings import CARRY_OWN, PICKLE, UnpickleSession
@@ -78,9 +78,10 @@ class Invocation:
     """See the module. Exactly one of `reply` and `fail` is called in the end."""
 
     __slots__ = (
+        "_answer",
         "_core",
         "_coroutine",
-        "_observed",
+        "_received",
         "_requests",
         "_serving",
         "caller",
@@ -104,12 +105,15 @@ class Invocation:
         self.caller: WorkerId = requests.peer.worker
         self.stitch: Stitch | None = message.stitch  # type: ignore[attr-defined]
         timeout: float | None = message.timeout  # type: ignore[attr-defined]
-        self.since = serving.core.clock.now()
+        self.since = serving.core.now()
         self.expires = None if timeout is None else self.since + timeout
         self.thread: int | None = None
         self.is_parked = False
         self._coroutine: Running | None = None
-        self._observed: ObservedRequest | None = None
+        # While somebody looks on: how much it brings, and what its answer does:
+        # when it leaves, with how much, and whether it is an error.
+        self._received: int | None = None
+        self._answer = _NO_ANSWER
 
     def __repr__(self) -> str:
         return f"<Invocation of {self.what} for {self.caller_name!r}>"
@@ -133,11 +137,11 @@ class Invocation:
             if body is not None:
                 self._serving.values.discard(body, self.caller)
             return  # the caller has given up
-        if RECORDER.is_on and self._observed is None:
-            self._observed = ObservedRequest(self._core, self.message)
-            self._noting_thread("serve", self.serve)
-            return
-        started = time.perf_counter()
+        if RECORDER.is_on:
+            body = getattr(self.message, "body", None)  # its tensors are gone once it is unpacked
+            self._received = 0 if body is None else payload_bytes(body)
+        now = self._core.now
+        started = now()
         server = self._serving.servers.get(type(self.message))
         try:
             if server is None:
@@ -146,7 +150,10 @@ class Invocation:
                 server(self)
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self.fail(error)
-        self.known.note(time.perf_counter() - started)
+        ended = now()
+        self.known.note(ended - started)
+        if self._received is not None:
+            self._note("serve", started, ended)
 
     def _is_given_up(self, expires: float) -> bool:
         """Whether the caller's time is over. What was to stay here is still made: others may have
@@ -155,7 +162,7 @@ class Invocation:
             return False
         number: int = self.message.request  # type: ignore[attr-defined]
         is_given_up = self._requests.duplicates.is_given_up(number)
-        return is_given_up or self._core.clock.now() >= expires
+        return is_given_up or self._core.now() >= expires
 
     def run(self, then: Callable[[Any, BaseException | None], None]) -> None:
         """Runs the user's function and then `then(value, error)`, sooner or later, on some thread
@@ -224,7 +231,7 @@ class Invocation:
                 remaining -= 1
                 last = remaining == 0
             if last:
-                self._core.thread_pool.submit(lambda: self._noting_thread("serve", resume))
+                self._core.thread_pool.submit(lambda: self._on_thread("serve", resume))
 
         for each in unconfirmed:
             each.when_confirmed(confirmed)
@@ -332,7 +339,7 @@ class Invocation:
     ) -> None:
         """Runs `then(value, error)` within `scope`: with it the request has been served."""
         if self.is_parked:
-            self._noting_thread("conclude", lambda: self._conclude(then, value, error))
+            self._on_thread("conclude", lambda: self._conclude(then, value, error))
         else:
             self._conclude(then, value, error)
 
@@ -351,19 +358,32 @@ class Invocation:
         finally:
             self._serving.running.end(self)
 
-    def _noting_thread(self, kind: str, run: Callable[[], None]) -> None:
+    def _on_thread(self, kind: str, run: Callable[[], None]) -> None:
         """Runs a part of it, noted as such for who looks on."""
-        observed = self._observed
-        if observed is None:
+        if self._received is None:
             run()
             return
-        begun = self._core.clock.now()
+        begun = self._core.now()
         try:
             run()
         finally:
-            number: int = self.message.request  # type: ignore[attr-defined]
-            about = (self.what, self.caller_name, number)
-            observed.note_thread(kind, about, self.since, begun)
+            self._note(kind, begun, self._core.now())
+
+    def _note(self, kind: str, begun: float, ended: float) -> None:
+        """Notes for who looks on that it has held this thread."""
+        (at, sent, has_failed), self._answer = self._answer, _NO_ANSWER
+        core, received = self._core, self._received or 0
+        number: int = self.message.request  # type: ignore[attr-defined]
+        rows = RECORDER.rows
+        rows.append(
+            (
+                kind, self.what, core.info.name, get_ident(), begun, ended,
+                self._requests.peer.name, number, at, sent, received, has_failed,
+                at - self.since if at else NOT_COUNTED,
+            )
+        )  # fmt: skip
+        if len(rows) >= SETTLED_AT:
+            RECORDER.settle()
 
     def scope(self) -> AbstractContextManager[None]:
         """The caller's autograd context, and what remains of the timeout that its user gave."""
@@ -409,15 +429,16 @@ class Invocation:
         self._send(Failure(number, Payload(PICKLE, pickle.dumps(described, 5), ())))
 
     def _send(self, message: Reply | Failure) -> None:
-        if self._observed is not None:
-            has_failed = type(message) is Failure
-            self._observed.note_answer(payload_bytes(message.body), has_failed=has_failed)
+        answered_at = 0.0 if self._received is None else self._core.now()
         try:
             self._requests.reply(message)
         except ConnectionError:
             self._core.note("reply.undeliverable", repr(self))
+        if answered_at:
+            self._answer = answered_at, payload_bytes(message.body), type(message) is Failure
 
 
+_NO_ANSWER: Final = (0.0, 0, False)
 _UNBOUNDED: Final[AbstractContextManager[None]] = contextlib.nullcontext()
 
 

@@ -10,26 +10,27 @@ are read and made here as they would be by a thread of ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
-from lockstitch.attach.recorder import RECORDER
+from lockstitch.attach.recorder import RECORDER, SETTLED_AT
 from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import RpcTimeoutError
 from lockstitch.interrupts import if_free
 from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 from lockstitch.runtime.answers import bytes_of
-from lockstitch.runtime.functions import BY_VALUE, TO_HERE
+from lockstitch.runtime.functions import BY_VALUE, TO_HERE, name_of
 from lockstitch.runtime.inherited import INHERITED, refuse_to_block
-from lockstitch.runtime.observing import ObservedCall, note_sent
+from lockstitch.runtime.observing import note_sent
 from lockstitch.runtime.packing import item_bytes
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.wire.messages import Call, Message, Payload, SharedPayload
 from lockstitch.wire.pickling import pack_arguments
 
 if TYPE_CHECKING:
-    from lockstitch.ids import WorkerId
+    from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.memory.host_copies import HostCopies
     from lockstitch.runtime.answers import Answers
     from lockstitch.runtime.channel import Channel
@@ -79,7 +80,7 @@ class Outgoing:
         self.before_call: Callable[[], None] | None = None
         """For what should be told before long, but need not be told at once. It must be short."""
         self._core = core
-        self._clock = core.clock
+        self._now = core.now
         self._values = values
         self._peers = peers
         self._result = answers.result
@@ -153,27 +154,35 @@ class Outgoing:
         return self._await(channel, pending, number)
 
     def _await(self, channel: Channel, pending: Pending, number: int) -> Any:
-        observed = None
-        if RECORDER.is_on:
-            observed = ObservedCall(self._core, channel.peer.name, pending)
+        name = ""
+        if RECORDER.is_on:  # what can be done while one waits anyway costs the call little
+            name = name_of(pending.what)
+            if len(RECORDER.rows) >= SETTLED_AT:
+                RECORDER.settle()
         try:
             channel.wait(pending)
         except BaseException:  # an interrupt
             channel.abandon(number)
             raise
-        if observed is not None:
-            return self._result_noted(pending, channel.peer.worker, observed)
-        return self._result(pending, channel.peer.worker)
+        if not name:
+            return self._result(pending, channel.peer.worker)
+        return self._result_noted(pending, channel.peer, name)
 
-    def _result_noted(self, pending: Pending, peer: WorkerId, observed: ObservedCall) -> Any:
+    def _result_noted(self, pending: Pending, peer: WorkerInfo, name: str) -> Any:
         """`result`, noted for who looks on."""
         has_failed, received = True, bytes_of(pending.answer)
         try:
-            value = self._result(pending, peer)
+            value = self._result(pending, peer.worker)
             has_failed = False
             return value
         finally:
-            observed.note(received, has_failed=has_failed)
+            since, end = pending.since, self._now()
+            RECORDER.rows.append(
+                (
+                    "call", name, self._core.info.name, get_ident(), since, end, peer.name,
+                    pending.number, 0.0, pending.sent, received, has_failed, end - since,
+                )
+            )  # fmt: skip
 
     @in_plain_modes
     def request(
@@ -207,9 +216,11 @@ class Outgoing:
         try:
             channel = self._peers.channel(to, pending)
             completion.attach(channel, pending)
-            send(channel)
             if RECORDER.is_on:
-                note_sent(self._core, channel.peer.name, pending)
+                pending.peer = channel.peer.name
+            send(channel)
+            if RECORDER.is_on and pending.peer:
+                note_sent(self._core, pending)
             channel.expect_answers()
         except (ConnectionError, RpcTimeoutError) as error:
             if not pending.done:
@@ -224,7 +235,7 @@ class Outgoing:
             refuse_to_block("waiting for an answer")
         seconds = given if timeout >= 0 else (self.default_timeout or None)
         inherited = INHERITED.deadline
-        now = self._clock.now()
+        now = self._now()
         if seconds is None and inherited is None:
             pending = Pending(None, None, future, since=now)
         else:
@@ -272,8 +283,10 @@ class Outgoing:
             raise refusal from refusal.__cause__
         if kept:
             pending.kept = kept
-        if body.items or RECORDER.is_on:
+        if body.items:
             _weigh(pending, body, channel)
+        elif RECORDER.is_on:
+            pending.sent = len(body.stream)
         interceptor, stitch = self._values.interceptor, None
         if interceptor is not None and interceptor.is_active():
             stitch = self._values.stitch(channel.peer.worker, body.items, leaf_ids)
@@ -325,4 +338,4 @@ def _weigh(pending: Pending, body: Payload, channel: Channel) -> None:
     if nbytes > channel.flow_control.least:
         pending.nbytes = nbytes
     if RECORDER.is_on:
-        pending.sent, pending.peer = nbytes + len(body.stream), channel.peer.name
+        pending.sent = nbytes + len(body.stream)

@@ -100,7 +100,8 @@ class Pending:
     """That of the request, once it has one."""
     sent = 0
     peer = ""
-    """The size of the values that the request brings, and to whom, where somebody looks on."""
+    """The size of the values that the request brings, and, where no thread waits for the answer, to
+    whom, while somebody looks on."""
     is_shared = False
     """Others than readers of the connection may finish it."""
 

@@ -99,7 +99,7 @@ def report_worker(
             if question.contexts and isinstance(service, Differentiating)
             for context in service.context_reports()
         ),
-        traffic=RECORDER.traffic.of(worker.name) if question.counters else (),
+        traffic=RECORDER.counted(worker.name) if question.counters else (),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import torch
 
@@ -12,15 +13,14 @@ from lockstitch.attach.spans import spans_of
 
 
 def call(recorder: Recorder) -> None:
-    series = recorder.traffic.series("w", "made", "f", "ps")
-    recorder.note_call(series, module.time.monotonic(), 1.0, 0, 0, failed=False)
+    recorder.note(("call", "f", "w", 1, 1.0, 2.0, "ps", 7, 0.0, 0, 0, False, 1.0))
 
 
 def test_it_is_off_until_somebody_asks() -> None:
     recorder = Recorder()
     assert not recorder.is_on
     call(recorder)
-    assert recorder.traffic.of("w") == ()
+    assert recorder.counted("w") == ()
 
 
 def test_counting_goes_on_until_nobody_has_asked_for_a_while(monkeypatch) -> None:
@@ -32,12 +32,14 @@ def test_counting_goes_on_until_nobody_has_asked_for_a_while(monkeypatch) -> Non
     recorder.count()  # asked again
     now[0] += module.COUNTED_SECONDS + 1
     call(recorder)  # the last one
+    recorder.settle()
     assert not recorder.is_on
     call(recorder)
-    assert recorder.traffic.of("w")[0].count == 2
+    assert recorder.counted("w")[0].count == 2
+    call(recorder)
     recorder.count()
     call(recorder)
-    assert recorder.traffic.of("w")[0].count == 3  # counters never shrink
+    assert recorder.counted("w")[0].count == 3  # counters never shrink
 
 
 def test_two_recordings_at_once_have_each_what_came_in_their_time() -> None:
@@ -72,3 +74,46 @@ def test_a_forked_child_begins_without() -> None:
             is_off = not recorder.is_on and recorder.spans is None
             os._exit(0 if is_off and torch.profiler.record_function.__enter__ is own else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_note_at_once_and_nothing_is_lost() -> None:
+    recorder, each = Recorder(), 3000
+
+    def note() -> None:
+        for _ in range(each):
+            call(recorder)
+
+    recorder.count()
+    with recorder.recording(most=each) as recorded:
+        threads = [threading.Thread(target=note) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            recorder.counted("w")  # somebody looks meanwhile
+        for thread in threads:
+            thread.join()
+        recording = recorded()
+    assert len(list(spans_of(recording))) == each
+    assert recording.dropped == 3 * each
+    assert recorder.counted("w")[0].count == 4 * each
+
+
+def test_what_waits_is_taken_in_before_there_is_much_of_it() -> None:
+    recorder = Recorder()
+    recorder.count()
+    for _ in range(10 * module.SETTLED_AT):
+        call(recorder)
+        assert len(recorder.rows) < module.SETTLED_AT
+
+
+def test_what_comes_while_rows_cannot_be_taken_in_is_bounded_and_counted(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_MOST_WAITING", 200)
+    recorder = Recorder()
+    with recorder.recording() as recorded:
+        with recorder._lock:
+            for _ in range(1000):
+                call(recorder)
+            assert len(recorder.rows) == 200
+        recording = recorded()
+    assert len(list(spans_of(recording))) == 200
+    assert recording.dropped == 800

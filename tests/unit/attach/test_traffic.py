@@ -56,6 +56,17 @@ def test_growth_is_what_came_since() -> None:
     assert growth(before, now) == before  # the worker has begun anew
 
 
+def test_a_call_is_counted_by_the_span_with_which_it_was_noted() -> None:
+    traffic = Traffic()
+    for kind, has_failed in (("call", False), ("answer", True), ("serve", False)):
+        traffic.count((kind, "f", "w", 1, 1.0, 2.0, "ps", 7, 0.0, 100, 7, has_failed, 0.25))
+    made, served = traffic.of("w")
+    assert (made.role, made.function, made.peer) == ("made", "f", "ps")
+    assert (made.count, made.failed, made.seconds) == (2, 1, 0.5)
+    assert (made.sent, made.received) == (200, 14)
+    assert (served.role, served.count, served.failed) == ("served", 1, 0)
+
+
 def test_functions_without_number_are_counted_together() -> None:
     traffic = Traffic()
     for number in range(MOST_SERIES + 10):

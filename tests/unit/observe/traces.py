@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstitch.attach.spans import Span, SpanRing
+from lockstitch.attach.spans import Span, SpanRing, recording_of
 from lockstitch.attach.values import WorkerReport
 from tests.unit.attach.cards import process
 
@@ -24,12 +24,11 @@ def span(kind: str, start: int, end: int, **changes: object) -> Span:
 def recorded(number: int, *spans: Span, host: str = "host", dropped: int = 0) -> ProcessReport:
     """The report of worker `number`, which has recorded these."""
     ring = SpanRing(max(2, 2 * len(spans)))
-    mark = ring.mark()
     for each in spans:
         times = each.start / 1e9, each.end / 1e9
         rest = each.peer, each.number, each.at / 1e9, each.sent, each.received, each.has_failed
         ring.add(each.kind, each.name, each.worker, *times, *rest)
-    recording = replace(ring.since(mark, 0.0), dropped=dropped, epoch=0)
+    recording = replace(recording_of(*ring.since(0), 0.0), dropped=dropped, epoch=0)
     worker = WorkerReport(f"worker{number}", number)
     told = process(10 + number, workers=(worker,), rank=str(number))
     return replace(told, host=host, recording=recording)

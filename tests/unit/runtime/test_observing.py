@@ -83,10 +83,10 @@ def test_calls_of_every_kind_have_flows_there_and_back(cluster) -> None:
 
 
 def test_sums_of_spans_are_what_is_counted(cluster) -> None:
-    before = {(e.role, e.function, e.peer): e for e in RECORDER.traffic.of("worker0")}
+    before = {(e.role, e.function, e.peer): e for e in RECORDER.counted("worker0")}
     RECORDER.count()
     spans = record(wait_for_all)
-    counted = {(e.role, e.function, e.peer): e for e in RECORDER.traffic.of("worker0")}
+    counted = {(e.role, e.function, e.peer): e for e in RECORDER.counted("worker0")}
     for (role, function, peer), each in counted.items():
         if role == "made" and not function.endswith(":abs"):
             ours = [
@@ -109,3 +109,18 @@ def time_out() -> None:
 def test_a_call_that_fails_on_this_side_is_noted_as_failed(cluster) -> None:
     spans = [each for each in record(time_out) if each.worker == "worker0"]
     assert [each.kind for each in spans if each.has_failed] == ["answer"]
+
+
+def test_a_call_that_cannot_be_sent_is_noted_as_failed(cluster, monkeypatch) -> None:
+    def refuse(*_about: object) -> None:
+        raise ConnectionResetError("on purpose")
+
+    def call() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster["worker0"].agent.core, "send_filter", refuse)
+            future = rpc.rpc_async("worker1", pause)
+        with pytest.raises(ConnectionResetError, match="on purpose"):
+            future.wait()
+
+    spans = record(call)
+    assert [(each.kind, each.peer) for each in spans if each.has_failed] == [("answer", "worker1")]
