@@ -21,6 +21,7 @@
     backend_registry.py   backends by name
     functions.py          async_execution
     profiling.py          calls as ranges of a profiler
+    opentelemetry.py      calls as spans of OpenTelemetry, imported only by programs that want it
     worker_groups/        many workers as one; what generators on other workers yield
     constants.py          defaults
 

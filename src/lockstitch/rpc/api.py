@@ -9,6 +9,7 @@ module. They are defined elsewhere (`rpc.compat`, `rpc.groups`), but `shutdown` 
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
@@ -59,12 +60,15 @@ from lockstitch.rpc.quiescence import TimeLimit
 from lockstitch.rpc.waiting import wait_all
 from lockstitch.rref.rref import RRef
 from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.call_spans import CALL_SPANS, traced
 from lockstitch.runtime.carried_modes import carried, is_carrying
+from lockstitch.runtime.functions import name_of
 from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import Worker, current_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -163,6 +167,11 @@ def rpc_sync(
     """
     worker = current_worker()
     callee = _callee(worker, to, func)
+    if (tracer := CALL_SPANS.tracer) is not None:
+        about = (RPCExecMode.SYNC, func, worker, callee)
+        with tracer.made(name_of(func), callee.name), _range_if_profiling(*about):
+            call = _prepare(func, args, kwargs)
+            return worker.agent.outgoing.call(callee.worker, *call, timeout)
     function, arguments, keywords = _prepare(func, args, kwargs)
     if is_profiling():
         with record_function(_key(RPCExecMode.SYNC, func, worker, callee)):
@@ -202,13 +211,18 @@ def rpc_async(
     """
     worker = current_worker()
     callee = _callee(worker, to, func)
-    function, arguments, keywords = _prepare(func, args, kwargs)
-
     call = worker.agent.outgoing.call_async
-    if is_profiling():
+    if (tracer := CALL_SPANS.tracer) is not None:
+        about = (RPCExecMode.ASYNC, func, worker, callee)
+        made = tracer.made(name_of(func), callee.name, stays_open=True)
+        with made as span, _range_if_profiling(*about):
+            future = call(callee.worker, *_prepare(func, args, kwargs), timeout)
+        future.add_done_callback(partial(tracer.finish, span))
+    elif is_profiling():
         with record_function(_key(RPCExecMode.ASYNC, func, worker, callee)):
-            future = call(callee.worker, function, arguments, keywords, timeout)
+            future = call(callee.worker, *_prepare(func, args, kwargs), timeout)
     else:
+        function, arguments, keywords = _prepare(func, args, kwargs)
         future = call(callee.worker, function, arguments, keywords, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
@@ -272,6 +286,9 @@ def _prepare(
     function: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Call:
     arguments, keywords = _arguments(args, kwargs)
+    if CALL_SPANS.tracer is not None:
+        call = traced(CALL_SPANS.tracer, (function, arguments, keywords))
+        function, arguments, keywords = call
     if is_carrying():
         function, arguments, keywords = carried((function, arguments, keywords))
     if _default_pickler is _internal_rpc_pickler:
@@ -306,6 +323,14 @@ def _to_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _key(mode: RPCExecMode, function: Function, caller: Worker, callee: WorkerInfo) -> str:
     return profiling_key(mode, function_name(function), caller.name, callee.name)
+
+
+def _range_if_profiling(
+    mode: RPCExecMode, function: Function, caller: Worker, callee: WorkerInfo
+) -> AbstractContextManager[Any]:
+    if is_profiling():
+        return record_function(_key(mode, function, caller, callee))
+    return contextlib.nullcontext()
 
 
 # ---------------------------------------------------------------- who and how long

@@ -12,6 +12,7 @@ import functools
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lockstitch.runtime.call_spans import CALL_SPANS, traced
 from lockstitch.runtime.carried_modes import carried, is_carrying
 from lockstitch.runtime.invocation import Deferred
 from lockstitch.torch_internals.calls import PlainFuture
@@ -69,6 +70,8 @@ class RRefProxy:
         rref, timeout = self._rref, self._timeout
         agent, owner = rref._home.worker.agent, rref.owner().worker
         call: WhatToCall = (run_method, (rref, name, *args), kwargs)
+        if CALL_SPANS.tracer is not None:
+            call = traced(CALL_SPANS.tracer, call, f"RRef:{name}")
         if is_carrying():
             call = carried(call)
         if self._kind is CallKind.SYNC:

@@ -127,7 +127,7 @@ def run_carried(
     kwargs: dict[str, Any] | None,
 ) -> Any:
     """Runs the function, in the modes of the caller, on the callee."""
-    callee = _found(function)
+    callee = found_here(function)
     with _entered(modes):
         value = callee(*args, **(kwargs or {}))
     return _run_to_its_end(modes, value) if type(value) is CoroutineType else value
@@ -152,7 +152,8 @@ def run_carried_async(*call: Any) -> Future[Any]:
 run_carried_async._wrapped_async_rpc_function = run_carried_async  # type: ignore[attr-defined]
 
 
-def _found(function: str | Callable[..., Any]) -> Callable[..., Any]:
+def found_here(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function that a call of ours is to call, which callers must be allowed to call."""
     allowed = current_worker().agent.allowed
     if isinstance(function, str):
         return KnownFunction(function).resolved(allowed)
@@ -161,10 +162,11 @@ def _found(function: str | Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _as_called(_modes: object, function: Any, args: Any, kwargs: Any) -> Any:
+def as_called(_about: object, function: Any, args: Any, kwargs: Any) -> Any:
+    """What messages say of the call that such a call is to make."""
     name = function if isinstance(function, str) else getattr(function, "__qualname__", "")
     return name.rpartition(":")[2] or repr(function), args, kwargs
 
 
-run_carried.as_called = _as_called  # type: ignore[attr-defined]
-run_carried_async.as_called = _as_called  # type: ignore[attr-defined]
+run_carried.as_called = as_called  # type: ignore[attr-defined]
+run_carried_async.as_called = as_called  # type: ignore[attr-defined]
