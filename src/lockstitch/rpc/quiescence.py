@@ -54,6 +54,7 @@ _FAREWELL_SECONDS = 5.0
 _FIRST_QUESTION_SECONDS = 1.0
 _LONGEST_QUESTION_SECONDS = 4.0
 _LAST_WORDS_SECONDS = 0.5
+_LAST_LOOKS = 10
 _LEAST_SECONDS = 0.001
 _MOMENT_SECONDS = 0.2
 
@@ -236,12 +237,18 @@ class Quiescence:
         self.barriers.call_off(message.barrier_id, error)
 
     def _note_lost(self, worker: WorkerId, error: PeerDiedError) -> None:
-        # Its last word may still be unread, on another connection than the one that ended first.
-        def lose() -> None:
+        # Its last word may still be unread, on another connection than the one that ended first:
+        # on that by which it called, which who has left has closed behind it.
+        agent = self._worker.agent
+
+        def lose(looks: int = _LAST_LOOKS) -> None:
+            if looks and isinstance(error, PeerLeftError) and agent.peers.caller(worker):
+                agent.call_later(_LAST_WORDS_SECONDS, partial(lose, looks - 1))
+                return
             self.barriers.lose(worker, error)
             self._rest_barriers.lose(worker, error)
 
-        self._worker.agent.call_later(_LAST_WORDS_SECONDS, lose)
+        agent.call_later(_LAST_WORDS_SECONDS, lose)
 
     # ------------------------------------------------------------ waiting
 

@@ -7,11 +7,18 @@ import threading
 import pytest
 
 from lockstitch import rpc
-from lockstitch.errors import CalledOffError, PeerDiedError, RpcError, RpcTimeoutError
+from lockstitch.errors import (
+    CalledOffError,
+    PeerDiedError,
+    PeerLeftError,
+    RpcError,
+    RpcTimeoutError,
+)
 from lockstitch.rpc.barriers import Barriers
 from lockstitch.rpc.quiescence import Quiescence
 from lockstitch.runtime.outgoing import Outgoing
 from lockstitch.runtime.worker import current_worker
+from lockstitch.testing.clock import ManualClock
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.wire.messages import Brought
 from tests.unit.rpc.programs import (
@@ -23,6 +30,7 @@ from tests.unit.rpc.programs import (
     pass_on,
     wait_at_gate,
 )
+from tests.unit.runtime.stage import wait_until
 
 
 @pytest.fixture
@@ -170,6 +178,25 @@ def test_a_child_that_asked_again_and_went_before_its_parent_told_it_is_not_miss
         cluster.run(0, meet_and_go)
         for other in others:
             other.join(60)
+
+
+@pytest.mark.parametrize("error", [PeerLeftError, PeerDiedError])
+def test_what_who_has_left_said_before_is_waited_for_while_it_may_be_unread(error) -> None:
+    clock = ManualClock()
+    with LocalCluster(3, clock=clock) as cluster:
+        cluster.run(1, rpc.rpc_sync, "worker0", pass_on, (0, [], ""), None, 0)
+        quiescence = cluster[0].service(Quiescence)
+        barriers = quiescence.barriers
+        barrier = barriers.get(barriers.begin(quiescence.attendance()))
+        quiescence._note_lost(cluster[1].id, error("worker1"))
+        has_failed = barrier.ready
+        for _ in range(3):
+            clock.advance(0.5)
+        assert has_failed.wait(60 if error is PeerDiedError else 0.2) == (error is PeerDiedError)
+        cluster[1].close()
+        wait_until(lambda: cluster[0].agent.peers.caller(cluster[1].id) is None)
+        wait_until(lambda: clock.advance(0.5) or has_failed.is_set())
+        assert barrier.failure is not None
 
 
 @pytest.mark.slow  # questions and answers need their seconds on a busy machine
