@@ -251,12 +251,14 @@ class DistAutogradContext:
         *,
         keep_history: bool = False,
     ) -> None:
-        is_ours = is_sole_owner(gradients, index)
+        stored = self._gradients.get(variable)
+        is_ours = stored is None and is_sole_owner(gradients, index)
         given = gradients[index]
         assert given is not None
-        stored = self._gradients.get(variable)
         has_history = keep_history and given.requires_grad
-        gradient = given if has_history else given.detach()  # lets go of a view's base too
+        gradient = given
+        if not has_history and (stored is None or given.requires_grad):
+            gradient = given.detach()  # lets go of a view's base too
         if has_history or (stored is not None and stored.requires_grad):
             self._gradients[variable] = _joined(gradient, stored, variable)
         elif stored is None:

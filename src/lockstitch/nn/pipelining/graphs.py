@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import Component, Entry, find_components
 from lockstitch.autograd.stitch import RECEIVE_NODE, Receive, stitch_receive
+from lockstitch.devices.kinds import is_host, is_on_host
 from lockstitch.ids import GlobalId
 from lockstitch.nn.pipelining.weight_pass import WeightPass, split_backward
 from lockstitch.wire.staging import arrive
@@ -66,6 +67,8 @@ class Graph:
         self._outputs = 0
         """How many of the edges are of outputs; the others are of what later stages may fetch."""
         self._weights: WeightPass | None = None
+        self.leaves: tuple[GradientEdge, ...] = ()
+        """Where the gradients of leaves have arrived."""
 
     # ------------------------------------------------------------ forward
 
@@ -114,6 +117,7 @@ class Graph:
         if edges:
             (component,) = find_components([Entry(None, edges)], RECEIVE_NODE)
             self._check_own(component)
+            self.leaves = component.leaves
             if splits and not component.hooked:
                 self._weights = split_backward(component, roots, context, collected)
             else:
@@ -144,7 +148,9 @@ class Graph:
                 edges.append(edge)
                 roots.append(gradient)
                 devices.append(device)
-        return tuple(edges), arrive(roots, devices)  # type: ignore[return-value]
+        if not all(map(is_host, devices)) or not all(map(is_on_host, roots)):
+            roots = arrive(roots, devices)  # type: ignore[assignment]
+        return tuple(edges), roots
 
     def _check_own(self, component: Component) -> None:
         own = {id(each) for each in (*self._inputs, *self._fetched.values())}

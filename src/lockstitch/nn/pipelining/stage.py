@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
+    from torch.autograd.graph import GradientEdge
 
     from lockstitch.nn.parallel.modes import Modes
     from lockstitch.nn.pipelining.recomputing import Former
@@ -79,6 +80,9 @@ class Stage:
         self._device = _device_of(module)
         self._graphs: dict[int, Graph] = {}
         self._kept: dict[int, MicroBatch] = {}
+        # The nodes at which gradients of parameters arrive would die with each graph, and with them
+        # what was found out about them: whether they have hooks.
+        self._leaves: tuple[GradientEdge, ...] = ()
         self.stash = Stash()
         self.most_live = 0
 
@@ -231,7 +235,9 @@ class Stage:
         """Goes back through a micro-batch's graph, and forgets it."""
         graph = self._graph(number)
         del self._graphs[number]
-        return graph.run_backward(self._context, given)
+        found = graph.run_backward(self._context, given)
+        self._leaves = graph.leaves
+        return found
 
     def backward_for_inputs(self, number: int, given: Gradients) -> InputGradients:
         """The part of `backward` that earlier stages wait for; `backward_for_weights` follows."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from lockstitch import rpc
 from lockstitch.autograd.context import DistAutogradContext
@@ -50,6 +51,16 @@ def test_gradients_of_inputs_are_returned_and_those_of_parameters_kept():
     torch.testing.assert_close(found.inputs[0], torch.ones(4, 2) @ module.weight)
     torch.testing.assert_close(context.gradients[module.weight], torch.ones(2, 4) @ x)
     assert module.weight.grad is None
+
+
+def test_what_is_known_of_leaves_is_kept_from_one_micro_batch_to_the_next():
+    module = nn.Linear(3, 2)
+    stage, _ = make_stage(module)
+    for number in (0, 1):
+        stage.forward(micro_batch(torch.randn(4, 3), number=number))
+        known = [get_gradient_edge(each).node.metadata for each in module.parameters()]
+        assert all(bool(each) is (number == 1) for each in known)
+        stage.backward(number, Gradients([torch.ones(4, 2)]))
 
 
 def test_a_graph_is_freed_by_its_backward_pass():
