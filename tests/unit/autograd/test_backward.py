@@ -426,11 +426,12 @@ def test_the_walk_of_a_question_takes_the_gradients_along():
     bench.send(3, h)
     assert bench.arrive(3) is not None  # nobody runs this task …
     bench.backward.find_reach()  # … but this walks, and finds the gradient
+    join_spawned()
     assert bench.context.gradients[x].tolist() == [2.0, 2.0]
 
 
 def blocked_bench():
-    """With a run that has waited inside, and is over."""
+    """With a run that waits inside."""
     bench = Bench()
     shared(bench)
     bench.run(1)
