@@ -12,5 +12,6 @@
 - `definitions`: what is known of each name
 - `segment`: the shared memory, and where things are in it (room in it: `memory.arena`)
 - `wakeups`: sleeping, waking, and seeing who died
+- `spreading`: who waits on a processor that others wait on moves to one with fewer of them
 - `introduction`: how the ranks come to share all this
 """

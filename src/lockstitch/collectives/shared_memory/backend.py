@@ -19,6 +19,7 @@ from lockstitch.collectives.shared_memory.open_sets import OpenSets
 from lockstitch.collectives.shared_memory.operations import NOWHERE
 from lockstitch.collectives.shared_memory.publishing import LogFullError
 from lockstitch.collectives.shared_memory.segment import Geometry, Segment
+from lockstitch.collectives.shared_memory.spreading import Spreading
 from lockstitch.collectives.shared_memory.wakeups import Wakeups
 from lockstitch.errors import CollectiveError
 from lockstitch.forks import abandon_in_child
@@ -48,9 +49,11 @@ class SharedMemoryBackend:
         self._segment = Segment(known.segment, geometry)
         known.close_segment()
         self._arena = Arena(geometry.arena_bytes)
-        self._wakeups = Wakeups(rank, known, self._segment.sleepers())
+        sleepers = self._segment.sleepers()
+        self._wakeups = Wakeups(rank, known, sleepers)
         self._sets = OpenSets(rank, self._segment, self._arena, pending, self._wakeups)
-        self._driver = Driver(rank, self._sets, pending, self._wakeups)
+        spreading = Spreading(rank, self._segment.places(), sleepers)
+        self._driver = Driver(rank, self._sets, pending, self._wakeups, spreading)
         self._is_closed = False
         self._is_abandoned = False
         self.open_set(ProcessSet(GLOBAL_SET, tuple(range(geometry.ranks))))

@@ -2,9 +2,10 @@
 
 Whoever waits does the work, one thread at a time; there is no coordinator and no cycle. Of several
 waiting threads one holds the *token*: it looks at the logs again and again for a moment, then
-sleeps until another rank wakes it. The others sleep on their handles. The holder completes their
-operations too, and passes the token on when its own is done. Operations that nobody waits for are
-looked after by a background thread (`background_driver`).
+sleeps until another rank wakes it; `spreading` sees to it that the ranks do not do so on one
+processor. The others sleep on their handles. The holder completes their operations too, and passes
+the token on when its own is done. Operations that nobody waits for are looked after by a background
+thread (`background_driver`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.shared_memory.open_sets import OpenSets
+    from lockstitch.collectives.shared_memory.spreading import Spreading
     from lockstitch.collectives.shared_memory.wakeups import Wakeups
 
 # Waking up costs about 50 µs, and whoever is woken may come to a processor where others are.
@@ -39,11 +41,17 @@ class Driver:
     """Drives the operations of one rank in all of its process sets."""
 
     def __init__(
-        self, rank: int, sets: OpenSets, pending: PendingOperations, wakeups: Wakeups
+        self,
+        rank: int,
+        sets: OpenSets,
+        pending: PendingOperations,
+        wakeups: Wakeups,
+        spreading: Spreading,
     ) -> None:
         self._sets = sets
         self._pending = pending
         self._wakeups = wakeups
+        self._spreading = spreading
         self._token = Token()
         self._background = BackgroundDriver(f"rank {rank} reductions", self)
 
@@ -85,6 +93,7 @@ class Driver:
         self._wakeups.wake_own()
         self._background.close()
         self._token.wait()
+        self._spreading.leave()
 
     def _call_off_background(self) -> None:
         """Asks the background thread for the token, if it is the one who drives."""
@@ -100,6 +109,8 @@ class Driver:
         """Works until the handle is done; without one, until nothing is under way or somebody else
         wants to."""
         lock, turn = self._sets.lock, self._sets.turn
+        if handle is not None:
+            self._spreading.note_wait()
         left = _SPIN_SECONDS
         begin = time.perf_counter()
         while not self._is_over(handle):

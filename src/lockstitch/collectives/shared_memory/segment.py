@@ -4,6 +4,7 @@ It is an anonymous file (memfd) without a name, so that nothing is left when the
 It is sparse: only what was touched takes memory. In it lie, one behind the other,
 
     sleepers          a word for each rank: whether it sleeps and wants to be woken
+    places            a word for each rank: on which processor it waits
     control areas     for each process set and each pair of ranks: the tails, the readers' cursors,
                       and the logs
     arenas            for each rank: its tensors
@@ -39,7 +40,8 @@ class Geometry:
 
     @property
     def sleepers_bytes(self) -> int:
-        return _pages(self.ranks * _WORD)
+        """With the places."""
+        return _pages(2 * self.ranks * _WORD)
 
     @property
     def tails_bytes(self) -> int:
@@ -96,6 +98,10 @@ class Segment(Views):
     def sleepers(self) -> memoryview:
         """A word for each rank."""
         return self.words(0, self.geometry.ranks)
+
+    def places(self) -> memoryview:
+        """A word for each rank."""
+        return self.words(self.geometry.ranks * _WORD, self.geometry.ranks)
 
     def tails(self, set_id: int, count: int) -> memoryview:
         """A process set's tails, one for each member."""

@@ -32,7 +32,7 @@ def test_what_one_writes_another_reads() -> None:
 
 def test_areas_do_not_overlap() -> None:
     segment, _ = two_mappings()
-    areas = [segment.sleepers(), *(segment.tails(s, 2) for s in range(4))]
+    areas = [segment.sleepers(), segment.places(), *(segment.tails(s, 2) for s in range(4))]
     areas += [segment.cursors(s, w, 2) for s in range(4) for w in range(2)]
     areas += [segment.log(s, w) for s in range(4) for w in range(2)]
     for number, area in enumerate(areas, 1):

@@ -1,0 +1,158 @@
+"""No rank waits on a processor that it shares with others while another one has fewer of them.
+
+Ranks that wait look, yield, and look again; where all are quick nobody ever sleeps. What the kernel
+sees are processes that always want to run and have always just run, and it may leave all of them on
+one processor: four ranks have been seen to share one of two for a second, in which everything takes
+twice the time. So each rank says now and then where it waits. Where its processor has at least two
+ranks more than another one, the last of its ranks moves there.
+
+- It only moves: what it may run on is the same afterwards, and the kernel may move it again.
+- Ranks that sleep do not count.
+- Where another processor has no rank at all, something else may be busy there, and to share it with
+  that would be worse. So one moves only to what has been idle for half of the time between two
+  looks; if it was not, one looks again later and later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+_LOOKED_AT_ONE_IN: Final = 16
+_LEAST_SECONDS: Final = 10e-3
+# The kernel counts idle time in hundredths of a second.
+_SHORTEST_IDLE_SECONDS: Final = 40e-3
+_LONGEST_IDLE_SECONDS: Final = 1.28
+_STAT: Final = Path("/proc/stat")
+_IDLE_FIELD: Final = 4
+
+
+class Processors(Protocol):
+    """What one must know of the host, and may ask of it."""
+
+    def allowed(self) -> Collection[int]:
+        """On which processors this thread may run."""
+        ...
+
+    def current(self) -> int:
+        """On which it runs."""
+        ...
+
+    def idle_seconds(self, processor: int) -> float:
+        """How long a processor has been idle since the host began."""
+        ...
+
+    def move_to(self, processor: int) -> None:
+        """Has this thread go on there, for now."""
+        ...
+
+
+class HostProcessors:
+    """Those of this host. Everything may raise `OSError`."""
+
+    def __init__(self) -> None:
+        self.current = ctypes.CDLL(None, use_errno=True).sched_getcpu
+
+    def allowed(self) -> Collection[int]:
+        return sorted(os.sched_getaffinity(0))
+
+    def idle_seconds(self, processor: int) -> float:
+        begin = f"cpu{processor} "
+        for line in _STAT.read_text().splitlines():
+            if line.startswith(begin):
+                return int(line.split()[_IDLE_FIELD]) / os.sysconf("SC_CLK_TCK")
+        raise OSError(f"{_STAT} has no processor {processor}")
+
+    def move_to(self, processor: int) -> None:
+        allowed = os.sched_getaffinity(0)
+        try:
+            os.sched_setaffinity(0, (processor,))
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+
+class Spreading:
+    """One rank's part in it. `places` are words in shared memory, one for each rank: 0, or on which
+    processor it waits, from 1; `sleepers` those of `memory.doorbell`. Called by whoever drives."""
+
+    def __init__(
+        self,
+        rank: int,
+        places: memoryview,
+        sleepers: memoryview,
+        processors: Processors | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._rank = rank
+        self._places = places
+        self._sleepers = sleepers
+        self._processors: Processors = processors or HostProcessors()
+        self._now = now
+        self._waits = 0
+        self._not_before = 0.0
+        self._idle_seconds = _SHORTEST_IDLE_SECONDS
+        self._seen: tuple[int, float, float] | None = None
+        """A processor without ranks, how long it had been idle by then, and when that was."""
+
+    def note_wait(self) -> None:
+        """This thread is going to wait. Now and then it looks where it is, and moves."""
+        self._waits += 1
+        if self._waits % _LOOKED_AT_ONE_IN == 0:
+            try:
+                self._look()
+            except OSError:  # it is forbidden here, or not found out
+                self._not_before = float("inf")
+
+    def leave(self) -> None:
+        """This rank waits no more."""
+        self._places[self._rank] = 0
+
+    def _look(self) -> None:
+        processors = self._processors
+        here = processors.current()
+        self._places[self._rank] = here + 1
+        now = self._now()
+        if now < self._not_before:
+            return
+        target, others = self._better(here, processors.allowed())
+        if target is None:
+            self._seen = None
+            return
+        if others or self._was_idle(target, now):
+            self._not_before = now + _LEAST_SECONDS
+            processors.move_to(target)
+            self._places[self._rank] = processors.current() + 1
+
+    def _better(self, here: int, allowed: Collection[int]) -> tuple[int | None, int]:
+        """Returns to which processor this rank should move, if to any, and how many are there."""
+        counts = dict.fromkeys(allowed, 0)
+        last = self._rank
+        for rank, place in enumerate(self._places):
+            if place and not self._sleepers[rank] and place - 1 in counts:
+                counts[place - 1] += 1
+                if place - 1 == here:
+                    last = rank
+        fewest = min(counts.values(), default=0)
+        if last != self._rank or counts.get(here, 0) < fewest + 2:
+            return None, 0
+        least = [processor for processor, count in counts.items() if count == fewest]
+        return least[self._rank % len(least)], fewest
+
+    def _was_idle(self, processor: int, now: float) -> bool:
+        idle = self._processors.idle_seconds(processor)
+        seen, self._seen = self._seen, (processor, idle, now)
+        if seen is None or seen[0] != processor:
+            self._idle_seconds = _SHORTEST_IDLE_SECONDS
+        elif idle - seen[1] >= (now - seen[2]) / 2:
+            self._seen = None
+            return True
+        else:
+            self._idle_seconds = min(2 * self._idle_seconds, _LONGEST_IDLE_SECONDS)
+        self._not_before = now + self._idle_seconds
+        return False
