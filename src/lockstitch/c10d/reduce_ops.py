@@ -9,7 +9,7 @@ from torch import distributed
 from lockstitch.collectives import ReduceOp, Reduction
 
 _TORCH: Final = distributed.ReduceOp
-_OPS: Final[dict[Any, Reduction]] = {
+_MEMBERS: Final[dict[Any, Reduction]] = {
     _TORCH.SUM: Reduction(ReduceOp.SUM),
     _TORCH.AVG: Reduction(ReduceOp.AVERAGE),
     _TORCH.MIN: Reduction(ReduceOp.MIN),
@@ -19,6 +19,9 @@ _OPS: Final[dict[Any, Reduction]] = {
     _TORCH.BOR: Reduction(ReduceOp.BOR),
     _TORCH.BXOR: Reduction(ReduceOp.BXOR),
 }
+_MEMBER: Final = type(_TORCH.SUM)
+# Members are compared by C++, which takes a microsecond.
+_BY_VALUE: Final = {member.value: known for member, known in _MEMBERS.items()}
 
 
 def reduction_of(op: Any) -> Reduction:
@@ -29,7 +32,7 @@ def reduction_of(op: Any) -> Reduction:
     element, before it is added.
     """
     kind = getattr(op, "op", op)
-    known = _OPS.get(kind)
+    known = _BY_VALUE.get(kind.value) if type(kind) is _MEMBER else None
     if known is not None:
         return known
     if kind == _TORCH.PREMUL_SUM:

@@ -24,7 +24,7 @@ QUEUE: Final = "collectives"
 
 def allreduce(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Request:
     """All tensors together, in place."""
-    mine = tuple(map(plain, tensors))
+    mine = (plain(tensors[0]),) if len(tensors) == 1 else tuple(map(plain, tensors))
     return Request(
         Kind.ALLREDUCE,
         queue=QUEUE,

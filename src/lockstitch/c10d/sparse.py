@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 def is_sparse(tensors: Sequence[torch.Tensor]) -> bool:
     """Returns whether any of the tensors is in COO layout."""
-    return any(each.layout is torch.sparse_coo for each in tensors)
+    for each in tensors:  # noqa: SIM110 - no generator: this is asked about every reduction
+        if each.layout is torch.sparse_coo:
+            return True
+    return False
 
 
 def allreduce(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Request:

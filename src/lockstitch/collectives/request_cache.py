@@ -8,7 +8,7 @@ once and kept as a `CachedRequest`; each submission is only compared with it.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -93,7 +93,10 @@ class RequestCache:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._known: dict[tuple[int, str], CachedRequest] = {}
-        self._queued: defaultdict[Hashable, list[CachedRequest]] = defaultdict(list)
+        self._queued: defaultdict[Hashable, deque[CachedRequest]] = defaultdict(deque)
+        """Those that are alike, the one that was used last behind all others."""
+        self._latest: dict[tuple[int, str], CachedRequest] = {}
+        """The latest of each queue."""
         self._numbers = itertools.count()
         self._free: list[int] = []
 
@@ -126,10 +129,22 @@ class RequestCache:
     ) -> CachedRequest:
         """Several that are alike may be in flight; each has a number then, and a name of its own
         on this rank."""
+        queue = (request.process_set, request.queue)
+        cached = self._latest.get(queue)
+        if (
+            cached is not None
+            and cached.fits(request)
+            and not is_in_flight((request.process_set, cached.name))
+        ):
+            request.name = cached.name
+            return cached
         alike = self._queued[_likeness(request)]
-        for cached in alike:
+        for _ in range(len(alike)):  # the first is free, or hardly any is
+            cached = alike[0]
+            alike.rotate(-1)
             if not is_in_flight((request.process_set, cached.name)):
                 request.name = cached.name
+                self._latest[queue] = cached
                 return cached
         checks.check(request, process_set, self._rank)
         number = self._number(is_in_flight)
@@ -137,6 +152,7 @@ class RequestCache:
         cached = CachedRequest(request, number)
         self._known[request.process_set, request.name] = cached
         self._queued[_likeness(request)].append(cached)
+        self._latest[queue] = cached
         return cached
 
     def _number(self, is_in_flight: Callable[[tuple[int, str]], bool]) -> int:
@@ -149,6 +165,7 @@ class RequestCache:
         for key in list(self._known):
             if not is_in_flight(key):
                 self._free.append(self._known.pop(key).number)
+        self._latest.clear()
         self._queued.clear()  # those in flight are not used again, and forgotten the next time
 
 

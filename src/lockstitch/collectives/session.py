@@ -394,7 +394,10 @@ class Session(Operations):
     def open_pair(self, peer: int) -> ProcessSet:
         """The set of this rank and another one, for what they send to each other. Each of the two
         opens it for itself, when it needs it, and waits for nobody."""
-        pair = ProcessSet(pair_id(self.rank, peer), tuple(sorted((self.rank, peer))))
+        set_id = pair_id(self.rank, peer)
+        if self._sets.has(set_id):
+            return self._sets[set_id]
+        pair = ProcessSet(set_id, tuple(sorted((self.rank, peer))))
         with self._set_changes:
             if not self._sets.has(pair.id):
                 self._backend.open_set(pair)

@@ -90,4 +90,4 @@ class Doorbell:
         with self._fence:
             pass
         words = self._words
-        return [waiter for waiter in waiters if words[waiter]]
+        return [waiter for waiter in waiters if words[waiter]] if any(words) else []

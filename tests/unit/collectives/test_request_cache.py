@@ -102,3 +102,27 @@ def test_queue_is_forgotten_with_its_names(monkeypatch: pytest.MonkeyPatch) -> N
     assert (0, kept) in in_flight
     assert queued(known, in_flight) != kept
     assert len(known) <= 3
+
+
+def test_what_comes_one_after_the_other_in_a_queue_is_told_once() -> None:
+    known = RequestCache(0)
+    assert len({queued(known, set()) for _ in range(3)}) == 1
+    assert queued(known, set(), size=3) != queued(known, set())
+
+
+def test_many_at_a_time_in_a_queue_are_found_free_without_a_search() -> None:
+    known, in_flight, asked = RequestCache(0), set[tuple[int, str]](), []
+
+    def is_in_flight(key: tuple[int, str]) -> bool:
+        asked.append(key)
+        return key in in_flight
+
+    for _ in range(3):
+        in_flight.clear()
+        asked.clear()
+        for _ in range(64):
+            each = Request(Kind.ALLREDUCE, tensors=(torch.ones(2),), reduction=SUM, queue="q")
+            known.of(each, EVERYBODY, is_in_flight)
+            in_flight.add((0, each.name))
+        assert len(in_flight) == len(known) == 64
+    assert len(asked) <= 2 * 64
