@@ -198,13 +198,27 @@ class Operations:
 
     def barrier(self, *, process_set: int = GLOBAL_SET) -> None:
         """Returns when every rank of the set has come here, or has joined."""
-        self.wait(self.submit(Request(Kind.BARRIER, process_set=process_set)))
+        self.wait(self.submit(Request(Kind.BARRIER, process_set=process_set, is_awaited=True)))
 
     def join(self) -> int:
         """This rank is out of data: allreduces of the others go on without it until all have
         joined. Returns the rank that joined last. Other operations that need this rank fail."""
-        last: int = self.wait(self.submit(Request(Kind.JOIN, "join")))
+        last: int = self.wait(self.submit(Request(Kind.JOIN, "join", is_awaited=True)))
         return last
+
+
+class Awaited(Operations):
+    """The same operations of a session, for who waits for them at once (`Request.is_awaited`)."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+
+    def submit(self, request: Request) -> Handle[Any]:
+        request.is_awaited = True
+        return self._operations.submit(request)
+
+    def wait(self, handle: Handle[T]) -> T:
+        return self._operations.wait(handle)
 
 
 class Deferred(Operations):

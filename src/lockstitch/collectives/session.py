@@ -34,7 +34,7 @@ from lockstitch.collectives import checks
 from lockstitch.collectives.device_routes import DeviceRoutes
 from lockstitch.collectives.events import Observers, Statistics
 from lockstitch.collectives.mappings import OperationOnCopies, check_outputs, must_be_copied
-from lockstitch.collectives.operations import Deferred, Operations
+from lockstitch.collectives.operations import Awaited, Deferred, Operations
 from lockstitch.collectives.process_sets import ProcessSet, pair_id
 from lockstitch.collectives.request_cache import RequestCache
 from lockstitch.collectives.requests import GLOBAL_SET, Kind, Request
@@ -214,6 +214,11 @@ class Session(Operations):
     def deferred(self) -> Deferred:
         """The operations in the form that leaves all work to later calls."""
         return Deferred(self)
+
+    @property
+    def awaited(self) -> Awaited:
+        """The operations in the form for who waits for them at once."""
+        return Awaited(self)
 
     # ------------------------------------------------------------ handles
 

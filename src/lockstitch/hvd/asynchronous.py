@@ -255,9 +255,10 @@ def begin(
     **target: T | None,
 ) -> Operation[T]:
     """Submits an operation of the session, with or without an `output` (of a group: `outputs`),
-    which is the result then. `how`: the reduction, or the root."""
+    which is the result then. `how`: the reduction, or the root. What is not deferred is waited for
+    at once."""
     session = current_session()
-    operation = getattr(session.deferred if is_deferred else session, kind)
+    operation = getattr(session.deferred if is_deferred else session.awaited, kind)
     handle = operation(what, how, name=_full(kind, name), process_set=id_of(process_set), **target)
     (output,) = target.values()
     return Operation(session, handle, None if output is None else lambda _: output)

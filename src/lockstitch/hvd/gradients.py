@@ -55,7 +55,7 @@ class AllReduce(torch.autograd.Function):
     def forward(ctx: Any, options: OperationOptions, is_group: bool, *tensors: torch.Tensor) -> Any:
         """Reduces the tensors."""
         ctx.options, ctx.is_group = options, is_group
-        session, how = current_session(), options.reduction
+        session, how = current_session().awaited, options.reduction
         if is_group:
             group = session.grouped_allreduce(
                 tensors, how, name=options.name, process_set=options.process_set
@@ -82,7 +82,7 @@ class AllGather(torch.autograd.Function):
     def forward(ctx: Any, options: OperationOptions, *tensors: torch.Tensor) -> Any:
         """Gathers, and keeps where this rank's own rows are."""
         session = current_session()
-        handle = session.grouped_allgather(
+        handle = session.awaited.grouped_allgather(
             tensors, name=options.name, process_set=options.process_set
         )
         results = session.wait(handle)
@@ -107,7 +107,9 @@ class Broadcast(torch.autograd.Function):
         ctx.options, ctx.root = options, root
         session = current_session()
         return session.wait(
-            session.broadcast(tensor, root, name=options.name, process_set=options.process_set)
+            session.awaited.broadcast(
+                tensor, root, name=options.name, process_set=options.process_set
+            )
         )
 
     @staticmethod
@@ -129,7 +131,9 @@ class AllToAll(torch.autograd.Function):
         """Sends rows to and fro."""
         session = current_session()
         rows, received = session.wait(
-            session.alltoall(tensor, splits, name=options.name, process_set=options.process_set)
+            session.awaited.alltoall(
+                tensor, splits, name=options.name, process_set=options.process_set
+            )
         )
         ctx.options, ctx.received = options, received.tolist()
         ctx.mark_non_differentiable(received)
@@ -149,7 +153,7 @@ class ReduceScatter(torch.autograd.Function):
     def forward(ctx: Any, options: OperationOptions, is_group: bool, *tensors: torch.Tensor) -> Any:
         """Reduces, and takes this rank's rows."""
         ctx.options, ctx.is_group = options, is_group
-        session, how = current_session(), options.reduction
+        session, how = current_session().awaited, options.reduction
         if is_group:
             group = session.grouped_reducescatter(
                 tensors, how, name=options.name, process_set=options.process_set

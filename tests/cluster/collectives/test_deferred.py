@@ -75,3 +75,16 @@ def test_a_thread_goes_on_with_it_where_nobody_else_does() -> None:
     with Ranks(2, "shared_memory") as running:
         handles = [s.deferred.allreduce(torch.ones(1), SUM) for s in running.sessions]
         assert all(handle.wait(_SECONDS) for handle in handles)
+
+
+def test_no_thread_looks_after_what_is_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[BackgroundDriver] = []
+    monkeypatch.setattr(BackgroundDriver, "look_after", called.append)
+
+    def program(session):
+        session.barrier()
+        return session.wait(session.awaited.allreduce(torch.ones(1), SUM)).item()
+
+    with Ranks(SIZE, "shared_memory") as running:
+        assert running.run(program) == [SIZE] * SIZE
+    assert not called

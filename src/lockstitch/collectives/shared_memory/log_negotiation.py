@@ -219,7 +219,8 @@ class LogNegotiation:
         place = self._arena_begins[rank] + offset if offset else NOWHERE
         part = Part(rank, definition, place, bool(argument & log.RESIDENT))
         self._current[rank, number] = part
-        self._follow(self.table.handle(Submitted(rank, definition.description, part)))
+        if ready := self.table.handle(Submitted(rank, definition.description, part)):
+            self._follow(ready)
 
     def _left(self, rank: int, reason: str, is_by_death: bool) -> None:
         self._wakeups.forget(rank)
