@@ -57,7 +57,12 @@ class HostProcessors:
     """Those of this host. Everything may raise `OSError`."""
 
     def __init__(self) -> None:
-        self.current = ctypes.CDLL(None, use_errno=True).sched_getcpu
+        self._getcpu: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
+
+    def current(self) -> int:
+        if self._getcpu is None:
+            raise OSError("this C library does not tell where a thread runs")
+        return self._getcpu()
 
     def allowed(self) -> Collection[int]:
         return sorted(os.sched_getaffinity(0))
