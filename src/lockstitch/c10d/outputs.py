@@ -33,7 +33,7 @@ class Outputs:
         `ValueError` for memory that may only be read."""
         target = plain(wanted)
         if target.is_contiguous() and not target.is_conj() and not target.is_neg():
-            return target.view(-1)
+            return target if target.dim() == 1 else target.view(-1)
         check_outputs("this operation", [target])
         vector = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
         self._copies.append((target, vector))
@@ -54,7 +54,8 @@ class Outputs:
 
 def flat_input(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor's elements as a vector, without a copy where they lie so."""
-    return plain(tensor).reshape(-1)
+    mine = plain(tensor)
+    return mine if mine.dim() == 1 else mine.reshape(-1)
 
 
 def joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
