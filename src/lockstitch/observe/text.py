@@ -24,7 +24,7 @@ T = TypeVar("T")
 _FEW: Final = 8
 _PARKED: Final = "holds no thread: it waits for a future or for references"
 _OTHER_ORDER: Final = "they have submitted collectives in another order, or one has left one out"
-_FROM_OUTSIDE: Final = " (`lockstitch stacks` looks at it from outside)"
+_FROM_OUTSIDE: Final = "`lockstitch stacks` looks at it from outside, where py-spy is installed"
 _BUSY: Final = "all that may serve calls (num_worker_threads) do so"
 
 
@@ -129,8 +129,7 @@ def where_it_stands(one: Participant | None) -> str:
     if one is None:
         return "no process of it is found on this host"
     if one.silence is not None:
-        hint = "" if one.silence.system is None or one.outside else _FROM_OUTSIDE
-        return f"{one.silence.why}{_system_in_words(one)}{hint}"
+        return f"{one.silence.why}{_system_in_words(one)}"
     if one.launched is not None:
         return launched_in_words(one.launched)
     thread = one.main_thread
@@ -180,6 +179,8 @@ def _culprit_lines(culprit: Culprit, one: Participant | None) -> Iterator[str]:
     yield f"  {where_it_stands(one)}"
     if one is None:
         return
+    if one.silence is not None and one.silence.system is not None:
+        yield f"  {_FROM_OUTSIDE}"
     yield from _few(
         f"{call.function}, which it serves for {call.caller}, "
         + (f"is at {call.at}{_text(call.at)}" if call.at is not None else _PARKED)

@@ -60,6 +60,7 @@ def test_who_does_not_answer_is_told_with_what_the_system_says() -> None:
         "it did not answer within 1.7 s; it is stopped by a signal in the kernel's "
         "do_signal_stop, has used 1.5 s of processor time and holds 3 MB"
     ) in text
+    assert text.count("`lockstitch stacks` looks at it from outside") == 1
     gone = "\n".join(
         explanation_lines(explain(job(waiter, silent=(replace(silence, system=None),))))
     )
