@@ -257,7 +257,7 @@ def _thread_in_words(one: Participant, ident: int) -> str:
     if thread.kind == "main":
         return "; its main thread waits for the answer"
     if thread.serves:
-        return f"; it is about to serve {thread.serves}"
+        return f"; {thread.serves}, which it serves, waits for the answer"
     return f"; its thread {thread.name!r} waits for the answer"
 
 

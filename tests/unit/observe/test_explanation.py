@@ -96,6 +96,14 @@ def test_who_waits_in_shutdown_is_in_no_cycle_with_those_whose_calls_it_serves()
     assert [each.participant for each in told.culprits] == ["worker0"]
 
 
+def test_of_a_call_made_while_serving_it_is_told_what_is_served() -> None:
+    told = caller(0, 1, of=2)
+    (main,) = told.threads
+    served = replace(told, threads=(replace(main, kind="serving", serves="m:put"),))
+    (wait,) = explain(job(served)).waits
+    assert wait.what.endswith("; m:put, which it serves, waits for the answer")
+
+
 def test_a_worker_that_calls_itself_and_others_is_held_up_by_the_others() -> None:
     calls = tuple(PendingCall(f"worker{n}", "m:run", 3.0, n, 1) for n in range(2))
     told = explain(job(process(10, workers=(WorkerReport("worker0", 0, calls),)), idle(1)))
