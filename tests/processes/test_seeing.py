@@ -113,6 +113,19 @@ MIXED = """
         hvd.allreduce(torch.ones(4), name="sum")
         observe.step()
 """
+MANY_CALLS = """
+    import os
+    from lockstitch import observe, rpc
+    rank = int(os.environ["RANK"])
+    def nothing():
+        pass
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    while rank == 0:
+        for future in [rpc.rpc_async("worker1", nothing) for _ in range(200)]:
+            future.wait()
+        observe.step()
+    rpc.shutdown()
+"""
 
 
 OF_RPC = """
@@ -442,6 +455,44 @@ def test_a_trace_of_a_job_of_every_kind(start: Start, tmp_path: Path) -> None:
     assert found.about["cut_flow_ends"] <= 16
     (head, *_rest) = (name.partition(" (")[0] for name in found.names.values())
     assert head == "worker0"
+
+
+@pytest.mark.slow
+def test_a_trace_of_tens_of_thousands_of_calls_a_second_is_bounded(
+    start: Start, tmp_path: Path
+) -> None:
+    start(MANY_CALLS, 2, "many")
+    when(lambda: any(each.step for each in observe.status("many").processes))
+    before, most = _resident("many"), 20_000
+    path, rates = tmp_path / "trace.json", calls_made("many")
+    command = [sys.executable, "-m", "lockstitch", "trace", "many", "--seconds", "10"]
+    subprocess.run([*command, "--most-spans", str(most), "-o", str(path)], check=True)
+    made = calls_made("many") - rates
+    found = read_trace(path)
+    caller, callee = found.about["workers"]
+    assert [each["spans"] for each in (caller, callee)] == [most, most]
+    # Each call is two spans of the caller, a few of which come while it is asked and told.
+    assert 100_000 < caller["spans"] + caller["dropped_spans"] <= 2 * made
+    assert 2 * callee["dropped_spans"] <= caller["dropped_spans"] * 1.1
+    assert path.stat().st_size < 2 * most * 700
+    for pid, resident in _resident("many").items():
+        assert resident - before[pid] < 100 << 20
+
+
+def calls_made(name: str) -> float:
+    """How many the workers of a job have sent so far."""
+    return sum(
+        counter.value
+        for each in observe.status(name, rate_seconds=0).processes
+        for worker in each.workers
+        for counter in worker.counters
+        if counter.name == "lockstitch_rpc_calls_total"
+    )
+
+
+def _resident(name: str) -> dict[int, int]:
+    told = observe.status(name, rate_seconds=0).processes
+    return {each.card.pid: each.system.memory for each in told if each.system and each.workers}
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockstitch.trust import Secret
+from tests.chrome_format import read_trace
 from tests.processes.two_hosts import ADDRESSES, TwoHosts
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
@@ -43,6 +44,18 @@ if hvd.rank() == 1:
     threading.Event().wait()  # elsewhere
 hvd.allreduce(torch.ones(2), name="second")
 """
+TO_AND_FRO = """
+import os, threading
+from lockstitch import rpc
+rank = int(os.environ["RANK"])
+def echo(value):
+    return value
+rpc.init_rpc(f"worker{rank}", world_size=2)
+while True:
+    rpc.rpc_sync(f"worker{1 - rank}", echo, (1,))
+    threading.Event().wait(0.005)
+"""
+AHEAD_SECONDS = 1000
 
 
 IDLE = """
@@ -56,9 +69,17 @@ threading.Event().wait()
 
 class Job:
     """A program on each of two hosts, and commands that look at it. `beside`: how many more
-    processes of it run on the first host."""
+    processes of it run on the first host; `clock`: the command by which those of the second one
+    get a clock of their own."""
 
-    def __init__(self, hosts: TwoHosts, folder: Path, program: str, beside: int = 0) -> None:
+    def __init__(
+        self,
+        hosts: TwoHosts,
+        folder: Path,
+        program: str,
+        beside: int = 0,
+        clock: tuple[str, ...] = (),
+    ) -> None:
         self.hosts = hosts
         self.folder = folder
         Secret.make().write(folder / "secret")
@@ -67,9 +88,9 @@ class Job:
         meeting = {"WORLD_SIZE": size, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29777"}
         places = [(0, 0), (1, 0), *((0, 1 + local) for local in range(beside))]
         self.workers: list[subprocess.Popen[str]] = [
-            hosts.python(
+            hosts.start(
                 host,
-                program,
+                [*(clock if host else ()), sys.executable, "-c", program],
                 {
                     **meeting, **self.secret, **self.of_host(host),
                     "RANK": str(rank), "LOCAL_RANK": str(local),
@@ -104,7 +125,7 @@ class Job:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     with TwoHosts() as hosts:
-        yield lambda program, beside=0: Job(hosts, tmp_path, program, beside)
+        yield lambda program, beside=0, clock=(): Job(hosts, tmp_path, program, beside, clock)
 
 
 def test_a_cycle_over_two_hosts_is_named_from_both_and_from_elsewhere(
@@ -151,6 +172,45 @@ def test_the_rank_that_left_a_reduction_out_is_named_from_the_other_host(
     )
     output = job.when(["waits"], "of another host nothing is known: 10.213.77.2:")
     assert "rank 0" in output
+
+
+def test_a_trace_and_metrics_have_the_workers_of_both_hosts_though_their_clocks_differ(
+    start: Callable[..., Job],
+) -> None:
+    ahead = ("unshare", "--time", "--monotonic", str(AHEAD_SECONDS), "--fork", "--kill-child")
+    probe = subprocess.run([*ahead, "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"no clock of its own can be made here: {probe.stderr.decode()}")
+    job = start(TO_AND_FRO, clock=ahead)
+    job.when(["status", "--json"], '"name": "worker1"')
+    (told,) = json.loads(job.say(1, "ps", "--json")[1])
+    address = next(each["card"]["gateway"] for each in told["processes"])
+    elsewhere = {**job.of_host("none"), **job.secret}
+    file = job.folder / "trace.json"
+    words = ("trace", "--address", address, "--seconds", "2", "-o", str(file))
+    status, output = job.say(0, *words, **elsewhere)
+    assert status == 0, output
+
+    trace = read_trace(file)
+    assert [each["name"] for each in trace.about["workers"]] == ["worker0", "worker1"]
+    assert trace.about["silent_workers"] == []
+    ways = {(each.begin["pid"], each.end["pid"]) for each in trace.arrows if each.name == "call"}
+    assert len(ways) == 2
+    alpha, beta = sorted(trace.about["clocks"], key=lambda each: each["host"])
+    ahead_us = alpha["offset_us"] - beta["offset_us"]
+    error_us = max(alpha["error_us"], beta["error_us"])
+    assert 0 < error_us < 20_000
+    assert abs(ahead_us - AHEAD_SECONDS * 1e6) <= error_us
+
+    for _ in range(2):  # the first look has calls counted
+        status, output = job.say(0, "metrics", "--address", address, **elsewhere)
+        assert status == 0, output
+    for caller in range(2):
+        counted = "lockstitch_rpc_call_seconds_count{"
+        assert any(
+            line.startswith(counted) and f'worker="worker{caller}"' in line
+            for line in output.splitlines()
+        )
 
 
 def test_when_the_process_is_gone_that_answers_for_a_host_another_one_does(

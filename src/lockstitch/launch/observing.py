@@ -20,7 +20,6 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from lockstitch.attach.spans import MOST_SPANS
 from lockstitch.observe import looking, tracing
 from lockstitch.observe.call_rates import calls
 from lockstitch.observe.context_graph import ContextGraph
@@ -200,9 +199,13 @@ def trace(
         "trace.json"
     ),
     most_spans: Annotated[
-        int,
-        typer.Option(min=1, help="So many calls and the like each process keeps, the latest."),
-    ] = MOST_SPANS,
+        int | None,
+        typer.Option(
+            min=1,
+            help="So many calls and the like each process keeps, the latest; by default 100,000, "
+            "and fewer where there are more than five.",
+        ),
+    ] = None,
 ) -> None:
     """Record what all workers of a job do, as one file for Perfetto.
 
@@ -221,13 +224,14 @@ def trace(
 def metrics(
     job: JobArgument = None,
     *,
+    address: Address = None,
     port: Annotated[
         int | None,
         typer.Option(
             min=0, max=65535, help="Serve them over HTTP at this port (0: any), until Ctrl-C."
         ),
     ] = None,
-    address: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
 ) -> None:
     """Print the counters of a job in the format of Prometheus, or serve them to it.
 
@@ -239,13 +243,14 @@ def metrics(
         "prometheus-client is not installed: pip install 'lockstitch[metrics]'",
     )
     with _errors_in_words():
+        wanted = _at(job, address)
         if port is None:
-            typer.echo(module.metrics_text(job), nl=False)
+            typer.echo(module.metrics_text(wanted), nl=False)
             return
-        looking.status(job, rate_seconds=0.0)
+        looking.status(wanted, rate_seconds=0.0)
         token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe()
-        server = module.serve_metrics(job, (address, port), token)
-        typer.echo(f"http://{address}:{server.server_port}/metrics?token={token}")
+        server = module.serve_metrics(wanted, (host, port), token)
+        typer.echo(f"http://{host}:{server.server_port}/metrics?token={token}")
         with contextlib.suppress(KeyboardInterrupt), server:
             server.serve_forever()
 

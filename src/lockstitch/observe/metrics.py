@@ -20,6 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from lockstitch.attach.far import UnreachedError
 from lockstitch.attach.traffic import BOUNDS
 from lockstitch.observe import looking
 from lockstitch.observe.explanation import participants_of
@@ -75,8 +76,8 @@ HELP: Final = {
 
 
 class JobCollector:
-    """Asks a job for its counters whenever they are collected; of one that has ended there are
-    none."""
+    """Asks a job for its counters whenever they are collected; of one that has ended, or cannot be
+    reached, there are none."""
 
     def __init__(self, wanted: str | int | None) -> None:
         self._wanted = wanted
@@ -85,7 +86,7 @@ class JobCollector:
         """Yields the families of the counters."""
         try:
             job = looking.status(self._wanted, rate_seconds=0.0)
-        except JobNotFoundError:
+        except (JobNotFoundError, UnreachedError):
             return
         yield from families(job)
 
@@ -110,7 +111,8 @@ def families(job: Job) -> list[Family]:
 
 
 def metrics_text(wanted: str | int | None) -> str:
-    """Returns the counters of a job in Prometheus's text format. Raises `JobNotFoundError`."""
+    """Returns the counters of a job in Prometheus's text format. `wanted`, and what is raised: as
+    in `looking.status`."""
     registry = CollectorRegistry()
     job = looking.status(wanted, rate_seconds=0.0)
     registry.register(_Fixed(families(job)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
     from lockstitch.observe.grouping import Job
 
+_MOST_TOGETHER: Final = 500_000
+"""So many spans are kept by all processes of a job together by default: 200 MB of a file, and what
+their reader can show. Who makes the file takes six times as much memory."""
+_LEAST_SPANS: Final = 1000
+_LOOK_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 20.0
 """So long a process may take to tell what it has recorded."""
 
@@ -100,22 +105,31 @@ def trace(
     *,
     seconds: float = 10.0,
     path: str | os.PathLike[str] | None = None,
-    most_spans: int = MOST_SPANS,
+    most_spans: int | None = None,
 ) -> Trace:
     """Records what all workers of a job do for `seconds` (10), and returns it.
 
     `job`: as in `status`. `path`: a file for Perfetto or chrome://tracing that is written, too.
-    `most_spans`: so many spans each process keeps, the latest (100,000). Raises `JobNotFoundError`,
-    `ValueError` for seconds or a number that is not positive, and `OSError` where the file cannot
-    be written.
+    `most_spans`: so many spans each process keeps, the latest; None: 100,000, and fewer where that
+    would be more than 500,000 together. Raises `JobNotFoundError`, `ValueError` for seconds or a
+    number that is not positive, and `OSError` where the file cannot be written.
     """
-    question = trace_question(seconds, most_spans)
+    question = trace_question(seconds, MOST_SPANS if most_spans is None else most_spans)
     if path is not None and not Path(path).absolute().parent.is_dir():  # rather than afterwards
         raise FileNotFoundError(f"there is no folder {Path(path).absolute().parent}")
-    recorded = trace_of(looking.ask_job(job, question), seconds)
+    watch = looking.watch(job)
+    if most_spans is None:
+        count = len(watch.look(Question(seconds=_LOOK_SECONDS)).processes)
+        question = replace(question, most_spans=share_of(count))
+    recorded = trace_of(watch.look(question), seconds)
     if path is not None:
         recorded.save(path)
     return recorded
+
+
+def share_of(processes: int) -> int:
+    """Returns how many spans each of so many processes keeps by default."""
+    return max(_LEAST_SPANS, min(MOST_SPANS, _MOST_TOGETHER // max(1, processes)))
 
 
 def trace_question(seconds: float, most_spans: int = MOST_SPANS) -> Question:

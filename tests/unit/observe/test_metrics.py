@@ -15,6 +15,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockstitch.attach.asking import Silence
+from lockstitch.attach.far import UnreachedError
 from lockstitch.attach.traffic import Traffic
 from lockstitch.attach.values import Counter, GroupReport, StepReport, WorkerReport
 from lockstitch.observe import looking, metrics
@@ -94,9 +95,12 @@ def test_who_does_not_is_refused(url: str, query: str) -> None:
     caught.value.close()
 
 
-def test_of_a_job_that_has_ended_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [JobNotFoundError, UnreachedError])
+def test_of_a_job_that_has_ended_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
     def gone(_wanted: object, rate_seconds: float) -> Job:
-        raise JobNotFoundError("it has ended")
+        raise error("it has ended")
 
     monkeypatch.setattr(looking, "status", gone)
     assert list(metrics.JobCollector(None).collect()) == []

@@ -11,7 +11,7 @@ from lockstitch import observe
 from lockstitch.attach.asking import Silence
 from lockstitch.attach.presence import Presence
 from lockstitch.attach.sources import Sources
-from lockstitch.observe.tracing import trace_of
+from lockstitch.observe.tracing import share_of, trace_of
 from tests.chrome_format import read_trace
 from tests.unit.attach.cards import card
 from tests.unit.observe.jobs import job
@@ -41,6 +41,13 @@ def test_a_process_records_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_recorded_is_refused(wrong) -> None:
     with pytest.raises(ValueError, match="cannot be recorded"):
         observe.trace(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("processes", "each"), [(0, 100_000), (5, 100_000), (50, 10_000), (10_000, 1000)]
+)
+def test_all_processes_together_keep_no_more_than_can_be_shown(processes: int, each: int) -> None:
+    assert share_of(processes) == each
 
 
 def test_a_folder_that_is_not_there_is_told_before_anything_is_recorded(tmp_path: Path) -> None:
