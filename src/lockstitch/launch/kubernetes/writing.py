@@ -40,7 +40,6 @@ def manifest(workload: Workload) -> str:
     if workload.kind in _NEEDS:
         comments += ["", _NEEDS[workload.kind]]
     header = "".join(f"# {line}".rstrip() + "\n" for line in comments)
-    body: str = yaml.safe_dump_all(
-        objects_of(workload), sort_keys=False, explicit_start=True, allow_unicode=True
-    )
+    # In ASCII: as they are, some characters that end lines would be read as spaces.
+    body: str = yaml.safe_dump_all(objects_of(workload), sort_keys=False, explicit_start=True)
     return header + body

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lockstitch.launch.kubernetes.kinds import objects_of
@@ -27,6 +27,7 @@ def test_what_is_written_is_read_as_what_was_meant(kind: Kind) -> None:
 
 
 @given(words=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), max_size=4))
+@example(["\x85", "\u2028", "é"])
 def test_any_command_survives(words: list[str]) -> None:
     meant = workload(Kind.JOB, *words)
     assert list(yaml.safe_load_all(manifest(meant))) == objects_of(meant)
