@@ -61,7 +61,7 @@ class CallbackThread:
             # Where this program runs: on another node it would be lost with that.
             node = find_ray().get_runtime_context().get_node_id()
             strategy = find_ray("util.scheduling_strategies").NodeAffinitySchedulingStrategy
-            place = {"num_cpus": 0, "scheduling_strategy": strategy(node, soft=True)}
+            place = {"num_cpus": 0, "scheduling_strategy": strategy(node, soft=False)}
             self.queue = find_ray("util.queue").Queue(actor_options=place)
             self._thread = threading.Thread(target=self._run, name="lockstitch callbacks")
             self._thread.start()

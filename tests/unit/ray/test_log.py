@@ -52,7 +52,7 @@ def test_callbacks_get_what_rank_0_logs_in_its_order(queues, monkeypatch):
 
 def test_what_is_logged_is_kept_on_the_node_of_the_program_which_outlives_others(queues):
     with CallbackThread([print]):
-        assert queues[0].options == {"num_cpus": 0, "scheduling_strategy": ("here", True)}
+        assert queues[0].options == {"num_cpus": 0, "scheduling_strategy": ("here", False)}
 
 
 def test_without_callbacks_nothing_is_made_and_nothing_is_kept(queues):
