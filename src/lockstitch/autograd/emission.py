@@ -17,6 +17,7 @@ from lockstitch.devices.streams import wait_for_current
 from lockstitch.wire.encodings import NOTHING
 from lockstitch.wire.messages import Gradient, Payload
 from lockstitch.wire.subclasses import is_kept_in_memory
+from lockstitch.wire.tensors import is_spread
 
 if TYPE_CHECKING:
     from lockstitch.autograd.conductor import PassOptions
@@ -121,15 +122,14 @@ class GradientComposer:
 
 
 def compact(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """A small gradient crosses quicker if it is laid out densely; that of a sum is not. Raises
+    """A small gradient crosses quicker if it is laid out densely; that of a sum is not. A slice of
+    one that lies between others would be copied anyway, once all have been looked at. Raises
     `TypeError` for one that has no memory to be sent."""
     if gradient is not None and type(gradient) is not torch.Tensor:
         gradient = _plain(gradient)
-    if (
-        gradient is None
-        or gradient.layout is not torch.strided
-        or gradient.numel() > _MOST_COMPACTED
-    ):
+    if gradient is None or gradient.layout is not torch.strided:
+        return gradient
+    if gradient.numel() > _MOST_COMPACTED and not is_spread(gradient):
         return gradient
     return gradient.contiguous()
 

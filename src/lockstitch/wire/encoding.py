@@ -33,10 +33,13 @@ from lockstitch.wire.tensors import (
     Part,
     copy_small,
     describe,
+    describe_plain,
     refuse_transformed,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lockstitch.devices.maps import DeviceMap
     from lockstitch.memory.host_copies import HostCopies
     from lockstitch.wire.layouts import Layout
@@ -103,18 +106,11 @@ def _encode_items(
     device_map: DeviceMap | None,
 ) -> list[Any]:
     *fields, encoding, stream, items = values
-    memories = Memories()
-    stitch = None if layout.stitch is None else fields[layout.stitch]
-    stitched = frozenset(stitch[2] if stitch else ())
-    if stitched:
-        items = [
-            _without_overlaps(item) if index in stitched else item
-            for index, item in enumerate(items)
-        ]
-    parts = find_shared(items, stitched) if len(items) > 1 else {}
-    headers = tuple(
-        _describe_item(item, memories, parts, index, device_map) for index, item in enumerate(items)
-    )
+    plain = describe_plain(items) if device_map is None else None
+    if plain is None:
+        stitch = None if layout.stitch is None else fields[layout.stitch]
+        plain = _describe_items(items, frozenset(stitch[2] if stitch else ()), device_map)
+    headers, memories = plain
     large = [memory for memory in memories if memory.nbytes > INLINE_BYTES]
     announced: Any = stream
     if len(stream) > INLINE_BYTES:
@@ -204,6 +200,23 @@ def _fetch(memories: Memories, large: list[Memory], loan: Loan | None) -> None:
         if loan is not None:
             loan.cancel()
         raise
+
+
+def _describe_items(
+    items: Sequence[Any], stitched: frozenset[int], device_map: DeviceMap | None
+) -> tuple[tuple[Any, ...], Memories]:
+    """The headers of all items, and the memories that go with them."""
+    memories = Memories()
+    if stitched:
+        items = [
+            _without_overlaps(item) if index in stitched else item
+            for index, item in enumerate(items)
+        ]
+    parts = find_shared(items, stitched) if len(items) > 1 else {}
+    headers = [
+        _describe_item(item, memories, parts, index, device_map) for index, item in enumerate(items)
+    ]
+    return tuple(headers), memories
 
 
 def _describe_item(

@@ -278,6 +278,49 @@ def _copy_one(tensor: object) -> tuple[Header, bytes] | None:
     return (code, tuple(tensor.shape)), _string_at(tensor.data_ptr(), nbytes)
 
 
+def describe_plain(items: Sequence[object]) -> tuple[tuple[Header | None, ...], Memories] | None:
+    """Headers and memories of all items, the short way: plain tensors, contiguous, and apart from
+    each other in memory. None for all others."""
+    headers: list[Header | None] = []
+    memories, ranges = Memories(), []
+    for item in items:
+        if item is None:
+            headers.append(None)
+            continue
+        if (
+            type(item) is not torch.Tensor
+            or not is_on_host(item)
+            or item.layout is not _STRIDED
+            or not item.is_contiguous()
+            or item.is_conj()
+            or item.is_neg()
+        ):
+            return None
+        code = _CODE_OF[item.dtype]
+        if item.requires_grad:
+            code |= REQUIRES_GRAD
+        address, nbytes = item.data_ptr(), item.nbytes
+        headers.append((code, tuple(item.shape)))
+        memories.append(Memory(address, nbytes, item))
+        if nbytes:
+            ranges.append((address, address + nbytes))
+    ranges.sort()
+    reached = -1
+    for start, end in ranges:
+        if start <= reached:  # what only touches may be parts of one storage, which cross as one
+            return None
+        reached = end
+    return tuple(headers), memories
+
+
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Returns whether a strided tensor views so little of what lies between its first element and
+    its last that a compact copy of it is sent."""
+    if tensor.is_contiguous():
+        return False
+    return span(tensor.shape, tensor.stride()) >= tensor.numel() * COMPACT_FACTOR
+
+
 def _describe_shared(tensor: torch.Tensor, code: int, part: Part, memories: list[Memory]) -> Header:
     first, offset, stride, memory = part
     shape = tuple(tensor.shape)

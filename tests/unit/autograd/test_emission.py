@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from lockstitch.autograd.emission import Emission
+from lockstitch.autograd.emission import Emission, compact
 from lockstitch.autograd.graph import Component
 from lockstitch.autograd.stitch import Receive
 from lockstitch.ids import GlobalId
@@ -52,3 +52,15 @@ def test_gradients_that_are_all_missing_are_a_null_token():
     run, posted = emission(hold_last=False)
     run.emit(RECEIVES[0], (None, None))
     assert posted == [(RECEIVES[0], None)]
+
+
+def test_slices_of_one_large_gradient_are_sent_as_tensors_of_their_own():
+    whole = torch.randn(600, 4, 16)
+    of_a_sum = torch.ones(()).expand(2000)
+    slices = [compact(each) for each in whole.unbind(1)]
+    for each, wanted in zip(slices, whole.unbind(1), strict=True):
+        assert torch.equal(each, wanted)
+        assert each.is_contiguous()
+        assert each.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
+    assert compact(whole) is whole
+    assert compact(of_a_sum) is of_a_sum

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from lockstitch.errors import SerializationError
 from lockstitch.wire.sharing import find_shared
-from lockstitch.wire.tensors import DTYPES, INLINE_BYTES, Memory, describe
+from lockstitch.wire.tensors import (
+    DTYPES,
+    INLINE_BYTES,
+    Memory,
+    describe,
+    describe_plain,
+    is_spread,
+)
 from tests.unit.wire.route import cross
 
 SENDABLE = [dtype for dtype in DTYPES if dtype is not None]
@@ -360,3 +367,53 @@ def test_header_of_a_contiguous_tensor_is_only_code_and_shape() -> None:
 
 def test_tensors_that_share_nothing_are_not_looked_for() -> None:
     assert find_shared([torch.zeros(3), torch.zeros(3), None, memoryview(b"x")]) == {}
+
+
+STORAGE = torch.arange(64.0)
+APART = [
+    STORAGE[:8],
+    None,
+    STORAGE[10:12].view(2, 1),
+    torch.ones(LARGE),
+    torch.empty(0),
+    STORAGE[60],
+]
+
+
+def test_plain_tensors_that_are_apart_are_described_the_short_way_too() -> None:
+    wanted = [torch.ones(3, requires_grad=True), *APART]
+    found = describe_plain(wanted)
+    assert found is not None
+    memories: list[Memory] = []
+    headers = [None if each is None else describe(each, memories, {}, 0) for each in wanted]
+    assert found[0] == tuple(headers)
+    assert [each.copy() for each in found[1]] == [each.copy() for each in memories]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        STORAGE[7:9],  # overlaps
+        STORAGE[8:10],  # touches
+        STORAGE[20:40].view(4, 5).t(),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.eye(2).to_sparse(),
+        memoryview(b"12"),
+    ],
+    ids=["overlaps", "touches", "transposed", "parameter", "conjugate", "sparse", "buffer"],
+)
+def test_others_are_described_the_long_way(other: object) -> None:
+    assert describe_plain([*APART, other]) is None
+    assert describe_plain([other, *APART]) is None
+
+
+def test_what_is_spread_is_sent_as_a_copy() -> None:
+    for tensor, spread in [
+        (torch.ones(4, 6), False),
+        (torch.ones(4, 6).t(), False),
+        (torch.ones(4, 6)[:, 1:5], False),
+        (torch.ones(4, 6)[:, :2], True),
+        (torch.ones(()).expand(4, 6), False),
+    ]:
+        assert is_spread(tensor) == spread
