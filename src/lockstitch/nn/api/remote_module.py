@@ -66,8 +66,9 @@ def _remote_forward(
     module_rref: RRef[nn.Module],
     device: str,
     is_device_map_set: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Inputs go to the module's device, if that is an accelerator; outputs come back by way of the
     host, unless a device map says where they shall be."""
@@ -80,7 +81,7 @@ def _remote_forward(
 
 
 def _forward_as_called(
-    _module_rref: RRef[nn.Module], _device: str, _is_set: bool, args: Any, kwargs: Any
+    _module_rref: RRef[nn.Module], _device: str, _is_set: bool, /, *args: Any, **kwargs: Any
 ) -> Any:
     return "a remote module's forward", args, kwargs
 
@@ -121,19 +122,19 @@ def _checked(module_rref: RRef[nn.Module], method: str) -> nn.Module:
 
 
 def forward_async(
-    module_rref: RRef[nn.Module], device: str, is_device_map_set: bool, *args: Any, **kwargs: Any
+    module_rref: RRef[nn.Module], device: str, is_device_map_set: bool, /, *args: Any, **kwargs: Any
 ) -> Future[Any]:
     """Starts the module's forward where it lives."""
-    call = (module_rref, device, is_device_map_set, args, kwargs)
-    return rpc_async(module_rref.owner(), _remote_forward, call)
+    call = (module_rref, device, is_device_map_set, *args)
+    return rpc_async(module_rref.owner(), _remote_forward, call, kwargs)
 
 
 def forward(
-    module_rref: RRef[nn.Module], device: str, is_device_map_set: bool, *args: Any, **kwargs: Any
+    module_rref: RRef[nn.Module], device: str, is_device_map_set: bool, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Runs the module's forward where it lives."""
-    call = (module_rref, device, is_device_map_set, args, kwargs)
-    return rpc_sync(module_rref.owner(), _remote_forward, call)
+    call = (module_rref, device, is_device_map_set, *args)
+    return rpc_sync(module_rref.owner(), _remote_forward, call, kwargs)
 
 
 _REFUSED = (

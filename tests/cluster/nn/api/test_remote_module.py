@@ -239,3 +239,14 @@ def test_an_input_that_cannot_be_sent_is_named(cluster):
         SerializationError, match=r"a remote module's forward to .*args\[1\] is <unl"
     ):
         module(torch.ones(1), threading.Lock())
+
+
+class Named(nn.Module):
+    def forward(self, module_rref: Any, *, device: str, args: Any = None) -> Any:
+        return module_rref, device, args
+
+
+def test_a_forward_may_name_its_arguments_as_it_likes(cluster):
+    module = RemoteModule("worker1", Named)
+    assert module(module_rref=1, device="here") == (1, "here", None)
+    assert module.forward_async(2, device="there", args=(3,)).wait() == (2, "there", (3,))
