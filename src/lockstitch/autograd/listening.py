@@ -2,8 +2,8 @@
 
 Workers to which the initiator has sent gradients push their answers (`runtime.reply_side_push`) to
 where its waiting thread reads for itself: so a pass over two workers, whatever number of hops it
-has, wakes nobody up. Where several workers answer, no single thread could read them all; then the
-thread pool reads, as it does everything else.
+has, wakes nobody up. Of several workers that answer it reads all, as long as they are few; of many,
+or where it may have to ask before they answer, the thread pool does, as it does everything else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.reply_side_push import PushListener
 
 _LINGER_SECONDS: Final = 10.0
+_MOST_READ: Final = 8
 
 
 class Sleeper(Pending):
@@ -67,6 +68,12 @@ class Listening:
                     raise sleeper.error
                 return True
             way.spin_wait(sleeper)
+        elif timeout_seconds is None and 1 < len(ways) <= _MOST_READ:
+            first, *others = tuple(ways)
+            with self._messaging.blocked():
+                first.wait_with(others, sleeper)
+            if sleeper.done:
+                return True
         self.attend()
         with self._messaging.blocked(), sleeper.sleeping() as lock:
             return sleeper.done or lock.acquire(

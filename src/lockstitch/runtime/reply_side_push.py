@@ -11,9 +11,11 @@ Whoever listens need not read: while nobody does, the pool's reader does so a mo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lockstitch.runtime.pending import Pending
 
 
@@ -22,6 +24,10 @@ class PushChannel(Protocol):
 
     def wait_shared(self, sleeper: Pending) -> None:
         """See `PushListener.wait`."""
+        ...
+
+    def read_shared(self, others: Sequence[Any], sleeper: Pending) -> None:
+        """See `PushListener.wait_with`."""
         ...
 
     def spin_shared(self, sleeper: Pending) -> None:
@@ -48,6 +54,12 @@ class PushListener:
         """Reads until `sleeper` is finished, by what is read or by another thread; it ends with an
         error where the peer is lost."""
         self._channel.wait_shared(sleeper)
+
+    def wait_with(self, others: Sequence[PushListener], sleeper: Pending) -> None:
+        """Reads here and where `others` listen, until `sleeper` is finished, by what is read or by
+        another thread. It may not be finished when nothing can be read by this thread any more:
+        then others do."""
+        self._channel.read_shared([other._channel for other in others], sleeper)
 
     def spin_wait(self, sleeper: Pending) -> None:
         """Like `wait`, but returns instead of going to sleep; `sleeper` may not be finished

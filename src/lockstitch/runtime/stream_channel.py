@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from lockstitch.errors import copy_of
 from lockstitch.imports import IMPORTS
@@ -28,6 +28,8 @@ from lockstitch.wire.encoding import encode
 from lockstitch.wire.messages import CALLS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lockstitch.errors import PeerDiedError, RpcError
     from lockstitch.ids import WorkerInfo
     from lockstitch.runtime.channel import AnswerSink
@@ -181,6 +183,10 @@ class StreamChannel(Channel):
         finally:
             self._pending.pop(number, None)
 
+    def read_shared(self, others: Sequence[StreamChannel], sleeper: Pending) -> None:
+        """See `PushListener.wait_with`."""
+        _read_with((self, *others), (), sleeper)
+
     def spin_shared(self, sleeper: Pending) -> None:
         """See `PushListener.spin_wait`."""
         self._right.read_if_free(self._spin_until, sleeper)
@@ -250,22 +256,34 @@ class StreamChannel(Channel):
 
     def _read_wakefully(self, sleeper: Pending, connection: StreamConnection) -> None:
         """Reads until `sleeper` is done, which others may do too: then they wake this reader."""
-        waker = self._waker
-        if waker is None:
-            waker = self._waker = Waker()
         while not sleeper.done:
             if not self._is_received() and not self._spin(sleeper.estimate):
-                try:
-                    sleeper.locks.append(waker)
-                    if not sleeper.done:
-                        connection.wait_readable(waker)
-                finally:
-                    with contextlib.suppress(ValueError):  # an interrupt came before
-                        sleeper.locks.remove(waker)
-                waker.drain()
+                self._sleep_wakefully(sleeper, connection)
             with contextlib.suppress(BlockingIOError):
                 if self._receive_and_take(sleeper, 0):
                     return
+
+    def _sleep_wakefully(
+        self, sleeper: Pending, connection: StreamConnection, *others: StreamConnection
+    ) -> None:
+        """Sleeps until `sleeper` is done, or something comes over one of the connections."""
+        waker = self._waker
+        if waker is None:
+            waker = self._waker = Waker()
+        try:
+            sleeper.locks.append(waker)
+            if not sleeper.done:
+                connection.wait_readable(waker, others)
+        finally:
+            with contextlib.suppress(ValueError):  # an interrupt came before
+                sleeper.locks.remove(waker)
+        waker.drain()
+
+    def _take_all(self, sleeper: Pending) -> None:
+        """Delivers what is there already."""
+        with contextlib.suppress(BlockingIOError):
+            while not sleeper.done and not self.is_closed:
+                self._receive_and_take(sleeper, 0)
 
     def _is_received(self) -> bool:
         """Whether something has been received, but not delivered yet."""
@@ -358,3 +376,31 @@ class StreamChannel(Channel):
         self.connection.close()
         if self._waker is not None:
             self._waker.close()
+
+
+def _read_with(
+    channels: tuple[StreamChannel, ...], held: tuple[StreamChannel, ...], sleeper: Pending
+) -> None:
+    """Reads until `sleeper` is done: those that are `held`, which is the right to read them, and
+    all further `channels` that nobody else reads now."""
+    if not channels:
+        return _read_all(held, sleeper)
+    first, rest = channels[0], channels[1:]
+    if isinstance(first.connection, StreamConnection) and first._right.read_if_free(
+        _read_with, rest, (*held, first), sleeper
+    ):
+        return
+    first.attend()
+    _read_with(rest, held, sleeper)
+
+
+def _read_all(held: tuple[StreamChannel, ...], sleeper: Pending) -> None:
+    """Reads several at once; returns when `sleeper` is done, or all of them have ended."""
+    while True:
+        for channel in held:
+            channel._take_all(sleeper)
+        held = tuple([channel for channel in held if not channel.is_closed])
+        if sleeper.done or not held:
+            return
+        first, *others = [cast("StreamConnection", channel.connection) for channel in held]
+        held[0]._sleep_wakefully(sleeper, first, *others)

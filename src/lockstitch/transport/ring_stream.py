@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.transport.base import Buffer, RemainingTime
-    from lockstitch.transport.waker import Waker
 
 # How many bytes have been sent, where an interrupt has kept that from being known: then nothing is
 # put into the ring any more.
@@ -184,7 +183,5 @@ class RingStream(StreamConnection):
         reader = self.ring
         return reader is not None and (reader.look_away() or len(self._kept) > 0)
 
-    def wait_readable(self, waker: Waker) -> None:
-        """See `StreamConnection.wait_readable`."""
-        if not self.has_left_over():
-            super().wait_readable(waker)
+    def _has_unseen(self) -> bool:
+        return self.has_left_over()

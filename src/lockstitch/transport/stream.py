@@ -163,19 +163,30 @@ class StreamConnection(SocketEnd):
             if self._closed:
                 self._leave()
 
-    def wait_readable(self, waker: Waker) -> None:
-        """Blocks until there is something to receive, be it the end, or `waker` is released."""
-        self._receiving = True
+    def wait_readable(self, waker: Waker, others: Sequence[StreamConnection] = ()) -> None:
+        """Blocks until there is something to receive, be it the end, here or from one of the
+        `others`, or `waker` is released."""
+        ends = (self, *others)
+        for end in ends:
+            end._receiving = True
         try:
-            if not self._closed:
+            if not any(end._closed or end._has_unseen() for end in ends):
                 poll = select.poll()
-                poll.register(self._socket, select.POLLIN)
+                for end in ends:
+                    poll.register(end._socket, select.POLLIN)
                 poll.register(waker.descriptor, select.POLLIN)
                 poll.poll()
         finally:
-            self._receiving = False
-            if self._closed:
-                self._leave()
+            for end in ends:
+                end._receiving = False
+            for end in ends:
+                if end._closed:
+                    end._leave()
+
+    def _has_unseen(self) -> bool:
+        """Whether there may be something that the socket does not tell of; what comes from now on
+        it will."""
+        return False
 
     def send(
         self,

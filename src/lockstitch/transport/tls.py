@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.transport.base import Buffer, RemainingTime
-    from lockstitch.transport.waker import Waker
     from lockstitch.trust.tls import TlsContexts
 
 _CHUNK = 1 << 18
@@ -141,10 +140,8 @@ class TlsConnection(StreamConnection):
         if not taken[0]:
             self._arrived.write_eof()
 
-    def wait_readable(self, waker: Waker) -> None:
-        """See `StreamConnection.wait_readable`."""
-        if not self._may_hold_more:
-            super().wait_readable(waker)
+    def _has_unseen(self) -> bool:
+        return self._may_hold_more
 
     def send(
         self,

@@ -1,4 +1,4 @@
-"""Whoever waits in a backward pass reads for itself where one worker answers, and only there."""
+"""Whoever waits in a backward pass reads for itself what a few workers answer."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ class Way:
 
     def wait(self, sleeper):
         self.done.append("wait")
+        self.waiting(sleeper)
+
+    def wait_with(self, others, sleeper):
+        for each in (self, *others):
+            each.done.append("read")
         self.waiting(sleeper)
 
     def spin_wait(self, _sleeper):
@@ -80,16 +85,38 @@ def test_with_a_time_limit_it_reads_briefly_and_lets_the_pool_go_on(messaging):
     assert messaging.ways[ONE].done == ["spin_wait", "attend"]
 
 
-def test_with_several_workers_the_pool_reads_and_wakes_it(messaging):
+def test_with_a_few_workers_the_thread_reads_all(messaging):
     listening = Listening(messaging)
     listening.begin(ONE)
     listening.begin(OTHER)
+    assert listening.sleep(Sleeper(), None)
+    assert messaging.ways[ONE].done == messaging.ways[OTHER].done == ["read"]
+
+
+def test_what_it_cannot_read_itself_the_pool_does(messaging):
+    listening = Listening(messaging)
+    listening.begin(ONE)
+    listening.begin(OTHER)
+    messaging.ways[ONE].waiting = lambda sleeper: None
+    assert_pool_reads(listening, list(messaging.ways.values())[:2], before=["read"])
+
+
+def test_with_many_workers_the_pool_reads_and_wakes_it(messaging):
+    listening = Listening(messaging)
+    many = [WorkerId(rank, 0) for rank in range(10, 30)]
+    messaging.ways |= {worker: Way() for worker in many}
+    for worker in many:
+        listening.begin(worker)
+    assert_pool_reads(listening, [messaging.ways[worker] for worker in many], before=[])
+
+
+def assert_pool_reads(listening, ways, before):
     sleeper = Sleeper()
     waiting = Background(listening.sleep, sleeper, None)
     wait_until(lambda: sleeper.locks)
     sleeper.finish(None, None)
     assert waiting.result()
-    assert messaging.ways[ONE].done == messaging.ways[OTHER].done == ["attend"]
+    assert [way.done for way in ways] == [[*before, "attend"]] * len(ways)
 
 
 def test_with_nobody_it_sleeps(messaging):

@@ -118,6 +118,71 @@ def test_who_listens_reads_for_itself(line):
     way.close()
 
 
+@pytest.fixture
+def lines():
+    lines = [Line() for _ in range(3)]
+    for line in lines[1:]:
+        line.sleeper = lines[0].sleeper
+    yield lines
+    for line in lines:
+        line.channel.close()
+        line.far.close()
+
+
+def ways_of(lines):
+    return [line.channel.listen_for_pushes() for line in lines]
+
+
+def test_who_listens_to_several_reads_them_all(lines):
+    first, *others = ways_of(lines)
+    for number, line in enumerate(lines):
+        line.sleeper.done = False
+        waiting = Background(first.wait_with, others, line.sleeper)
+        line.say(number)
+        waiting.result()
+        assert line.heard == [ContextReleased(number)]
+    assert not any(line.channel._right.lock.locked() for line in lines)
+
+
+def test_others_can_finish_it_while_it_reads_several(lines):
+    first, *others = ways_of(lines)
+    waiting = Background(first.wait_with, others, lines[0].sleeper)
+    wait_until(lines[-1].channel._right.lock.locked)
+    lines[0].sleeper.finish(None, None)
+    waiting.result()
+    assert lines[0].sleeper.locks == []
+
+
+def test_the_end_of_one_of_several_leaves_the_others(lines):
+    first, *others = ways_of(lines)
+    waiting = Background(first.wait_with, others, lines[0].sleeper)
+    lines[0].far.close()
+    lines[1].far.close()
+    wait_until(lambda: lines[0].lost and lines[1].lost)
+    lines[2].say(4)
+    waiting.result()
+    assert lines[2].heard == [ContextReleased(4)]
+
+
+def test_when_all_of_several_have_ended_it_returns(lines):
+    first, *others = ways_of(lines)
+    for line in lines:
+        line.far.close()
+    first.wait_with(others, lines[0].sleeper)
+    assert not lines[0].sleeper.done
+
+
+def test_one_of_several_that_somebody_reads_is_attended_to(lines):
+    first, *others = ways_of(lines)
+    with lines[1].channel._right.lock:
+        waiting = Background(first.wait_with, others, lines[0].sleeper)
+        wait_until(lines[2].channel._right.lock.locked)
+    assert lines[1].channel.is_urgent
+    lines[2].say(5)
+    waiting.result()
+    assert [line.heard for line in lines] == [[], [], [ContextReleased(5)]]
+
+
 def test_what_came_before_is_found(line):
     way = line.channel.listen_for_pushes()
     line.say(7)

@@ -54,6 +54,21 @@ def test_a_receiver_is_woken_by_bytes_by_the_end_and_by_the_waker(pair, waker):
     waiting.result()
 
 
+def test_a_receiver_may_wait_for_several(waker):
+    with socket_pair() as (near, _), socket_pair() as (other, far):
+        waiting = Background(near.wait_readable, waker, [other])
+        waker.release()
+        waiting.result()
+        waker.drain()
+        waiting = Background(near.wait_readable, waker, [other])
+        far.send([b"x"])
+        waiting.result()
+        other.receive_into(memoryview(bytearray(1)), [], 0)
+        waiting = Background(near.wait_readable, waker, [other])
+        other.close()
+        waiting.result()
+
+
 def test_a_receiver_is_woken_when_its_own_side_closes(pair, waker):
     near, _ = pair
     waiting = Background(near.wait_readable, waker)
