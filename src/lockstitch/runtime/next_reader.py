@@ -15,7 +15,7 @@ three states (`Watch`). It is told of answers that somebody expects some time (`
 as soon as they come (`Event.DEMAND`); `ACTIONS` says what is done then.
 
               EXPECT: ASK_LATER                   EXPECT: ASK_LATER, from a check
-            ┌───────────────────▶ SCHEDULED ──────┐ (`due`: the caller goes on sending)
+            ┌───────────────────▶ SCHEDULED ──────┐ (`due`: the caller is busy)
             │                      │  ▲           │
            IDLE                    │  └───────────┘
             │ ▲      DEMAND: ARM   │ DEMAND: ARM, from whoever wants the answer or from a check
@@ -23,9 +23,10 @@ as soon as they come (`Event.DEMAND`); `ACTIONS` says what is done then.
             └─┼─────────────────▶ ARMED
               └─────────────────────┘ the pool's reader begins to read
 
-A caller that sends many requests and then waits reads all answers itself. If the pool's reader read
-them meanwhile, the two would compete for the GIL. Hence SCHEDULED: the pool's monitor asks a few
-times whether the caller goes on sending (`due`) before the poller is armed.
+A caller that sends many requests, perhaps to several workers, and then waits for one answer after
+the other reads them all itself. If the pool's reader read them meanwhile, the two would compete for
+the GIL. Hence SCHEDULED: the pool's monitor asks a few times whether the caller is still busy with
+that (`due`) before the poller is armed.
 
 Nothing is done while nothing is expected. Nothing is done while somebody reads, either: whoever
 reads gives the right back later than that, and decides then. Steps of other threads may come
@@ -102,7 +103,8 @@ def successor(
     return _POOL_NOW if is_left_over() else _POOL_LATER
 
 
-def due(*, is_sending: bool, deferrals_left: int) -> Event:
+def due(*, is_busy: bool, deferrals_left: int) -> Event:
     """What a check of the pool's monitor amounts to, where the caller has sent more requests since
-    the last one (`is_sending`) and may do so for some more checks."""
-    return Event.EXPECT if is_sending and deferrals_left > 0 else Event.DEMAND
+    the last one, or waits for another answer since just now (`is_busy`), and may do so for some
+    more checks."""
+    return Event.EXPECT if is_busy and deferrals_left > 0 else Event.DEMAND

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     Ts = TypeVarTuple("Ts")
 
-# For so many checks of the monitor a caller may go on sending requests before the answers are read
-# by somebody else.
+# For so many checks of the monitor a caller may go on sending requests, or wait for other answers,
+# before these are read by somebody else.
 _MOST_DEFERRALS: Final = 5
 
 # Named once: to find a member in its enumeration takes longer than all the rest.
@@ -51,6 +51,11 @@ class AnswerSource(Source, Protocol):
 
     def is_expecting(self) -> bool:
         """Whether something is to come."""
+        ...
+
+    def has_new_caller(self) -> bool:
+        """Whether a thread has begun to wait for some answer a moment ago, and so may soon come for
+        these."""
         ...
 
     def is_left_over(self) -> bool:
@@ -192,7 +197,8 @@ class ReadingRight:
         """The pool's monitor asks, now and then; True: it need not ask again."""
         self._is_scheduled = False  # first, for whoever sends a request just now
         requested, before = self._answers.requested, self._requested_before
-        event = due(is_sending=requested != before, deferrals_left=self._deferrals_left)
+        is_busy = requested != before or self._answers.has_new_caller()
+        event = due(is_busy=is_busy, deferrals_left=self._deferrals_left)
         action = ACTIONS[event][self.watch]
         if action is _NOTHING or not self._is_needed():
             return True

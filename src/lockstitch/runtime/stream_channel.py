@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 # since changing a socket's timeout costs as much as sending a message.
 _READ_SECONDS = 1.0
 _LAST_ANSWERS_SECONDS = 0.5
+_NEW_SECONDS = 5e-3
 
 
 class Judge(Protocol):
@@ -139,6 +140,14 @@ class StreamChannel(Channel):
             self._wait(pending)
 
     def _wait(self, pending: Pending) -> None:
+        callers = self.core.thread_pool.callers
+        try:
+            callers[pending] = self.core.clock.now()
+            self._wait_as_caller(pending)
+        finally:
+            callers.pop(pending, None)
+
+    def _wait_as_caller(self, pending: Pending) -> None:
         right = self._right
         reading, followers = right.lock, right.followers
         try:
@@ -222,6 +231,11 @@ class StreamChannel(Channel):
         peer pushes."""
         return bool(self._pending or self._given_up or self.listeners or self._is_asking)
 
+    def has_new_caller(self) -> bool:
+        """Whether a thread of this process has begun to wait for an answer a moment ago."""
+        since = self.core.clock.now() - _NEW_SECONDS
+        return any(begun > since for begun in self.core.thread_pool.callers.copy().values())
+
     def is_left_over(self) -> bool:
         """Whether something is there that the poller would not tell of."""
         return self._is_received() or self.connection.has_left_over()
@@ -236,7 +250,6 @@ class StreamChannel(Channel):
         if pending.is_shared and isinstance(self.connection, StreamConnection):
             self._read_wakefully(pending, self.connection)
             return
-        callers = self.core.thread_pool.callers
         while not pending.done:
             seconds = _READ_SECONDS
             if pending.deadline is not None:
@@ -245,14 +258,9 @@ class StreamChannel(Channel):
                     self._expire(pending)
                     return
                 seconds = min(seconds, remaining)
-            callers.add(pending)
-            try:
+            with contextlib.suppress(BlockingIOError):
                 if self._receive_and_take(pending, seconds):
                     return
-            except BlockingIOError:
-                continue
-            finally:
-                callers.discard(pending)
 
     def _read_wakefully(self, sleeper: Pending, connection: StreamConnection) -> None:
         """Reads until `sleeper` is done, which others may do too: then they wake this reader."""

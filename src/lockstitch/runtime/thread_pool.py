@@ -80,8 +80,8 @@ class ThreadPool:
         self._checks = Checks(report)
         self._monitor = Monitor(f"{name}-monitor", self._look)
         self._closed = False
-        self.callers: set[object] = set()
-        """What threads of this process, asleep now, wait for."""
+        self.callers: dict[object, float] = {}
+        """What threads of this process wait for, and since when."""
 
     # ------------------------------------------------------------ what others ask of it
 

@@ -274,7 +274,7 @@ def check(s: State, me: int) -> Iterator[State]:
 
 
 def check_2(s: State, me: int) -> Iterator[State]:
-    event = due(is_sending=s.is_sending, deferrals_left=s.deferrals)
+    event = due(is_busy=s.is_sending, deferrals_left=s.deferrals)
     yield s.go(me, "look_up", event, ("monitor",))
 
 

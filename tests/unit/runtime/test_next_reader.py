@@ -145,7 +145,7 @@ def test_what_is_left_over_is_read_at_once(is_left_over: bool, who: Successor) -
     assert found is who
 
 
-def test_a_check_is_put_off_while_the_caller_sends_but_not_for_ever() -> None:
-    assert due(is_sending=True, deferrals_left=1) is Event.EXPECT
-    assert due(is_sending=True, deferrals_left=0) is Event.DEMAND
-    assert due(is_sending=False, deferrals_left=5) is Event.DEMAND
+def test_a_check_is_put_off_while_the_caller_is_busy_but_not_for_ever() -> None:
+    assert due(is_busy=True, deferrals_left=1) is Event.EXPECT
+    assert due(is_busy=True, deferrals_left=0) is Event.DEMAND
+    assert due(is_busy=False, deferrals_left=5) is Event.DEMAND

@@ -46,6 +46,10 @@ class Answers:
     is_closed = False
     expecting = True
     left_over = False
+    new_caller = False
+
+    def has_new_caller(self) -> bool:
+        return self.new_caller
 
     def is_expecting(self) -> bool:
         return self.expecting
@@ -92,6 +96,19 @@ def test_a_caller_that_goes_on_sending_puts_that_off_five_times(right, pool, ans
         assert not check()
         assert right.watch is Watch.SCHEDULED
     answers.requested += 1
+    assert check()
+    assert right.watch is Watch.ARMED
+
+
+def test_a_caller_that_waits_for_another_answer_puts_that_off_for_as_long(
+    right, pool, answers
+) -> None:
+    right.expect()
+    (check,) = pool.checks
+    answers.new_caller = True
+    assert not check()
+    assert right.watch is Watch.SCHEDULED
+    answers.new_caller = False
     assert check()
     assert right.watch is Watch.ARMED
 

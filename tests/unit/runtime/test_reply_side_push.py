@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import ConnectionLostError, PeerDiedError
 from lockstitch.ids import WorkerInfo
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.stream_channel import StreamChannel
+from lockstitch.testing.clock import ManualClock
 from lockstitch.transport.spin import Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.wire.decoding import FrameDecoder
@@ -30,7 +30,7 @@ class ThreadPool:
     def __init__(self):
         self.armed = 0
         self.checks = []
-        self.callers = set()
+        self.callers = {}
 
     def watch(self, _connection, _source): ...
 
@@ -66,10 +66,11 @@ class Line:
         self.sleeper = Pending(None, None, None)
         self.sleeper.is_shared = True
         self.lost = []
+        self.clock = ManualClock()
         core = SimpleNamespace(
             options=AgentOptions(interned_functions=16),
             limits=DEFAULT_LIMITS,
-            clock=SYSTEM_CLOCK,
+            clock=self.clock,
             thread_pool=self.thread_pool,
             spawn=None,
             device_map=lambda peer: None,
@@ -181,6 +182,19 @@ def test_one_of_several_that_somebody_reads_is_attended_to(lines):
     lines[2].say(5)
     waiting.result()
     assert [line.heard for line in lines] == [[], [], [ContextReleased(5)]]
+
+
+def test_a_thread_that_waits_is_a_new_caller_for_a_moment(line):
+    way = line.channel.listen_for_pushes()
+    waiting = Background(way.wait, line.sleeper)
+    wait_until(lambda: line.thread_pool.callers)
+    assert line.channel.has_new_caller()
+    line.clock.advance(0.1)
+    assert not line.channel.has_new_caller()
+    line.say(7)
+    waiting.result()
+    assert not line.thread_pool.callers
+    way.close()
 
 
 def test_what_came_before_is_found(line):
