@@ -56,7 +56,7 @@ REVEALED = [
     "complex",
     "lockstitch.runtime.pending.Future[complex]",
     "lockstitch.rref.rref.RRef[complex]",
-    "lockstitch.rpc.worker_groups.future.GroupFuture[Any]",
+    "lockstitch.rpc.worker_groups.future.GroupFuture[int]",
     "list[int]",
 ]
 
