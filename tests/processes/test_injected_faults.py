@@ -70,7 +70,7 @@ def test_fault_in_a_system_call_ends_on_every_rank(
 
 def test_failed_send_while_parameters_are_broadcast_between_hosts_is_raised_everywhere() -> None:
     with Faulty(3, "several") as ranks:
-        outcomes = ranks.run(1, "sendto", "error=ECONNRESET", 6)  # the first four are of the meeting
+        outcomes = ranks.run(1, "sendto", "error=ECONNRESET", 6)  # after the meeting
     assert [outcome.kind for outcome in outcomes] == ["error"] * 3
     assert all("RankLostError" in outcome.text for outcome in outcomes), outcomes
     for rank, outcome in enumerate(outcomes):
