@@ -3,6 +3,8 @@ what they say where that is not enough."""
 
 from __future__ import annotations
 
+import re
+
 from typing import TYPE_CHECKING
 
 import pytest
@@ -94,9 +96,14 @@ def start(
     return [hosts.python(rank, program, {**of_rank(rank), **also}) for rank in range(2)]
 
 
+_OF_STORE = re.compile(r"\[c10d\]|^Exception raised from |^frame #|^<omitting python frames>|^\s*$")
+
+
 def lines(printed: list[str]) -> list[str]:
-    """Without what torch's store says of names that lead nowhere."""
-    kept = [[line for line in text.splitlines(True) if "[c10d]" not in line] for text in printed]
+    """Without what torch's store says of names that lead nowhere, and of a store that has gone."""
+    kept = [
+        [line for line in text.splitlines(True) if not _OF_STORE.search(line)] for text in printed
+    ]
     return ["".join(each) for each in kept]
 
 
