@@ -4,7 +4,6 @@ what they say where that is not enough."""
 from __future__ import annotations
 
 import re
-
 from typing import TYPE_CHECKING
 
 import pytest
