@@ -9,33 +9,19 @@ import pytest
 import torch
 
 from lockstitch.collectives import AVERAGE, SUM, Kind, ReduceOp, Reduction, Request
-from lockstitch.collectives.shared_memory import performing
 from tests.cluster.collectives.ranks import Ranks
+from tests.cluster.collectives.shared_memory.conftest import SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lockstitch.collectives import Session
+
+pytestmark = pytest.mark.usefixtures("short_chunks")
 
 LARGE = 270_001
 """Elements of float32: more than a ring, and no whole number of chunks."""
-SIZES = [2, 3, 4]
 MIN = Reduction(ReduceOp.MIN)
 SCALED = Reduction(ReduceOp.SUM, 3.0, 0.5)
 DTYPES = [torch.float32, torch.bfloat16, torch.int32, torch.complex128]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def short_chunks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(performing, "chunk_bytes_for", lambda *_: 1 << 16)
-        yield
-
-
-@pytest.fixture(scope="module", params=SIZES)
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param, "shared_memory") as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -11,32 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstitch.collectives import AVERAGE, SUM, Kind, ReduceOp, Reduction, Request
-from lockstitch.collectives.shared_memory import performing
 from lockstitch.errors import MismatchError, RankLostError
 from tests.cluster.collectives.ranks import Ranks
+from tests.cluster.collectives.shared_memory.conftest import SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from lockstitch.collectives import Session
 
-CHUNK_BYTES = 1 << 16
+pytestmark = pytest.mark.usefixtures("short_chunks")
+
 LARGE = 270_001
 """Elements of float32: more than a ring, and no whole number of chunks."""
-SIZES = [2, 3, 4]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def short_chunks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(performing, "chunk_bytes_for", lambda *_: CHUNK_BYTES)
-        yield
-
-
-@pytest.fixture(scope="module", params=SIZES)
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param, "shared_memory") as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)
