@@ -207,34 +207,32 @@ class Operations:
         return last
 
 
-class Awaited(Operations):
-    """The same operations of a session, for who waits for them at once (`Request.is_awaited`)."""
+class _Marked(Operations):
+    """The same operations of a session, whose requests say how they are submitted."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
+
+    def wait(self, handle: Handle[T]) -> T:
+        return self._operations.wait(handle)
+
+
+class Awaited(_Marked):
+    """The same operations of a session, for who waits for them at once (`Request.is_awaited`)."""
 
     def submit(self, request: Request) -> Handle[Any]:
         request.is_awaited = True
         return self._operations.submit(request)
 
-    def wait(self, handle: Handle[T]) -> T:
-        return self._operations.wait(handle)
 
-
-class Deferred(Operations):
+class Deferred(_Marked):
     """The same operations of a session, begun only: the call that submits one does none of its
     work (`Request.is_deferred`), so the name is in flight when it returns, also where this rank was
     the last to submit."""
 
-    def __init__(self, operations: Operations) -> None:
-        self._operations = operations
-
     def submit(self, request: Request) -> Handle[Any]:
         request.is_deferred = True
         return self._operations.submit(request)
-
-    def wait(self, handle: Handle[T]) -> T:
-        return self._operations.wait(handle)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
