@@ -79,14 +79,20 @@ def run_traced(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
 ) -> Any:
-    """Runs the function in a span, if this process has a tracer."""
+    """Runs the function in a span, if this process has a tracer. The span of one that returns a
+    future of its result ends with that."""
     callee, tracer = found_here(function), CALL_SPANS.tracer
+    run = partial(callee, *args, **(kwargs or {}))
     if tracer is None:
-        return callee(*args, **(kwargs or {}))
+        return run()
     if inspect.iscoroutinefunction(callee):
-        return _run_to_its_end(tracer, about, callee(*args, **(kwargs or {})))
-    with tracer.served(*about):
-        return callee(*args, **(kwargs or {}))
+        return _run_to_its_end(tracer, about, run())
+    is_deferred = hasattr(callee, "_wrapped_async_rpc_function")
+    with tracer.served(*about, stays_open=is_deferred) as span:
+        value = run()
+        if is_deferred:
+            value.add_done_callback(partial(tracer.finish, span))
+    return value
 
 
 async def _run_to_its_end(
@@ -97,20 +103,9 @@ async def _run_to_its_end(
 
 
 @needed
-def run_traced_async(
-    about: tuple[str, Carrier],
-    function: str | Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
-) -> Any:
-    """The same for functions that return a future of their result: the span ends with that."""
-    callee, tracer = found_here(function), CALL_SPANS.tracer
-    if tracer is None:
-        return callee(*args, **(kwargs or {}))
-    with tracer.served(*about, stays_open=True) as span:
-        future = callee(*args, **(kwargs or {}))
-        future.add_done_callback(partial(tracer.finish, span))
-    return future
+def run_traced_async(*call: Any) -> Any:
+    """Does what `run_traced` does, for functions that return a future of their result."""
+    return run_traced(*call)
 
 
 run_traced_async._wrapped_async_rpc_function = run_traced_async  # type: ignore[attr-defined]
