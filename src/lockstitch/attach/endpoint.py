@@ -21,7 +21,7 @@ from lockstitch.attach.values import Question
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.forks import abandon_in_child
 from lockstitch.link.codec import Codec
-from lockstitch.link.sockets import peer_credentials
+from lockstitch.link.sockets import SHORTAGES, peer_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +36,7 @@ _LONGEST_QUESTION: Final = 1 << 16
 _QUESTION_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 10.0
 _ROOT: Final = 0
-_PASSING: Final = {
-    errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED
-}  # fmt: skip
+_PASSING: Final = SHORTAGES | {errno.ECONNABORTED}
 """What keeps this process from answering only for now."""
 _PAUSE_SECONDS: Final = 0.1
 QUESTIONS: Final = Codec(Question, complaint="this is no question", by_name=True)

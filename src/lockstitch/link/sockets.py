@@ -20,6 +20,8 @@ from lockstitch.link.ports import listen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""What keeps this process from connecting or accepting, and says nothing of the other end."""
 _BACKLOG = 4096
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
 # The beginning of Linux' `struct tcp_info`, up to how many ms ago the last acknowledgement came.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import errno
 import threading
 import time
 from functools import partial
@@ -25,6 +24,7 @@ from lockstitch.errors import (
     copy_of,
 )
 from lockstitch.ids import WorkerId, WorkerInfo, names_like
+from lockstitch.link.sockets import SHORTAGES
 from lockstitch.runtime.breakages import Breakages
 from lockstitch.runtime.channel import timeout_of
 from lockstitch.runtime.greeting import GIVEN_UP, greet, longest_silence_seconds, why_unfit
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 _log = ProcessLog(__name__)
 
 _MANY: Final = 1000
-_OUR_OWN: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-"""What keeps us from connecting, and says nothing of the peer."""
 _GREETINGS: Final = 3
 _CONTACT_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.1
@@ -213,7 +211,7 @@ class Peers:
         try:
             connection, decoder = self._open(peer)
         except (ConnectionError, TimeoutError, BlockingIOError) as error:
-            if getattr(error.__cause__, "errno", None) in _OUR_OWN:
+            if getattr(error.__cause__, "errno", None) in SHORTAGES:
                 raise ConnectionLostError(
                     peer.name, f"no connection can be made: {error}"
                 ) from None
