@@ -13,7 +13,7 @@ from lockstitch.observe.cycles import find_cycles
 from lockstitch.observe.launched import unseen_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lockstitch.attach.values import (
         Counter,
@@ -216,31 +216,28 @@ class _Explaining:
                 who = _thread_in_words(one, call.thread)
                 what = f"called {call.function} on {target}, {call.seconds:.1f} s ago{who}"
                 yield Wait(one.name, target, "call", what, call.seconds, worker.name, call.number)
-            for other in worker.waits:
-                named = [self.by_worker.get(name, name) for name in other.workers]
-                ranked = [self.by_rpc_rank.get(rank, f"rank {rank}") for rank in other.ranks]
-                for target in (*named, *ranked):
-                    yield Wait(
-                        one.name,
-                        target,
-                        "other",
-                        other.what,
-                        self.patience_seconds,
-                        is_apart=other.is_apart,
-                    )
+            yield from self._other_waits(one, worker.waits, self.by_rpc_rank.get)
         if worker is not None and one.report is not None and one.report.workers[0] != worker:
             return  # the groups are the first one's
-        for other in one.process_waits:
-            named = [self.by_worker.get(name, name) for name in other.workers]
-            ranked = [self.by_launched_rank.get(str(rank), f"rank {rank}") for rank in other.ranks]
-            for target in (*named, *ranked):
-                yield Wait(one.name, target, "other", other.what, self.patience_seconds)
+        of_launched = self.by_launched_rank.get
+        yield from self._other_waits(one, one.process_waits, lambda rank: of_launched(str(rank)))
         for group in one.groups:
             for wait in group.waits:
                 for rank in wait.missing or () if wait.is_submitted else ():
                     target = self._of_rank(group, rank)
                     what = f"waits for {target}: {in_words(wait)}"
                     yield Wait(one.name, target, "collective", what, wait.seconds)
+
+    def _other_waits(
+        self, one: Participant, others: Iterable[OtherWait], name_of: Callable[[int], str | None]
+    ) -> Iterator[Wait]:
+        """`name_of`: what a rank is called that is waited for."""
+        for other in others:
+            named = [self.by_worker.get(name, name) for name in other.workers]
+            ranked = [name_of(rank) or f"rank {rank}" for rank in other.ranks]
+            for target in (*named, *ranked):
+                seconds, is_apart = self.patience_seconds, other.is_apart
+                yield Wait(one.name, target, "other", other.what, seconds, is_apart=is_apart)
 
     def _of_rank(self, group: GroupReport, rank: int) -> str:
         known = self.by_rank.get((group.kind, group.name, rank))
