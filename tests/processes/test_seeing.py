@@ -348,7 +348,7 @@ def test_a_rank_that_is_busy_in_cpp(start: Start) -> None:
 @pytest.mark.slow
 def test_two_functions_that_hold_each_others_lock(start: Start) -> None:
     start(DEADLOCK, 2)
-    when(lambda: len(observe.waits("hung").culprits) == 1)
+    when(lambda: [each.waits[0].kind for each in observe.waits("hung").culprits] == ["call"])
     lines = "\n".join(text())
     assert "worker1 is waited for by worker0, and waits for nobody:" in lines
     assert "other.acquire()  # held by second" in lines
