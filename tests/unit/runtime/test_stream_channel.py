@@ -94,6 +94,21 @@ def test_follower_can_time_out_too() -> None:
 FULL = 2 << 20  # more than lies in a connection before its sender blocks
 
 
+@pytest.fixture
+def stands_still_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that takes nothing in passes for one that stands still without delay."""
+    monkeypatch.setattr(sending, "STILL_SECONDS", 0.0)
+    monkeypatch.setattr(stream_channel, "STILL_SECONDS", 0.0)
+
+
+@pytest.fixture
+def never_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """… or never, however long the test is held up."""
+    monkeypatch.setattr(sending, "STILL_SECONDS", float("inf"))
+    monkeypatch.setattr(stream_channel, "STILL_SECONDS", float("inf"))
+
+
+@pytest.mark.usefixtures("never_stands_still")
 def test_a_callers_time_ends_while_the_peer_takes_nothing_in() -> None:
     clock = ManualClock()
     with Stage(clock=clock) as stage:
@@ -131,13 +146,6 @@ def test_a_callers_time_ends_while_the_peer_takes_nothing_in() -> None:
         stage.peer.reply(call, "fine")
         assert again.result() == "fine"
         assert not filling.done()
-
-
-@pytest.fixture
-def stands_still_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that takes nothing in passes for one that stands still without delay."""
-    monkeypatch.setattr(sending, "STILL_SECONDS", 0.0)
-    monkeypatch.setattr(stream_channel, "STILL_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("stands_still_at_once")
@@ -356,6 +364,8 @@ def test_a_reader_that_serves_before_arming_has_returned_arms_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Stage() as stage:
+        # The pool's monitor arms nothing by itself here, however long this thread is held up.
+        monkeypatch.setattr(stage.agent.thread_pool, "look_after", lambda _check: None)
         future = stage.call_async(1)
         call = stage.peer.receive_call()
         channel, arm = _channel(stage), stage.agent.thread_pool.arm
