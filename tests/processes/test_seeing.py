@@ -167,6 +167,17 @@ CAUSES = {
     """,
         ("worker1 is waited for by worker0, and waits for nobody:", "time.sleep(1000)  # here"),
     ),
+    # Two calls that cross and are worked on are no cycle.
+    "sleepers": (
+        OF_RPC
+        + """
+    begin()
+    rpc.rpc_sync(f"worker{1 - rank}", sleep, timeout=0)
+    """,
+        ("worker1 is waited for by worker0, and does not wait for others in that:",
+         "worker0 is waited for by worker1, and does not wait for others in that:",
+         "time.sleep(1000)  # here"),
+    ),
     "coroutine": (
         OF_RPC
         + """

@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from lockstitch.attach.values import SystemReport
 
 _PROC: Final = Path("/proc")
 _TICKS: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+_WIDTH_OF_CALL: Final = 9
+_FUTEX: Final = {
+    "x86_64": "202",
+    "aarch64": "98",
+    "ppc64le": "221",
+    "riscv64": "98",
+    "s390x": "238",
+}
+"""The number of that call, for kernels that do not say in words where a thread waits."""
 
 STATES: Final = {
     "R": "runs",
@@ -61,6 +71,21 @@ def thread_state(native_id: int) -> str:
     """Returns the state of a thread of this process; empty where that is not told."""
     fields = _stat(_PROC / "self" / "task" / str(native_id) / "stat")
     return "" if fields is None else fields[0]
+
+
+def what_keeps(native_id: int) -> Literal["", "lock", "limited lock", "sleep"]:
+    """Returns in what the kernel keeps a thread of this process: a "lock" (a futex), whether that
+    is for a limited time only, or a "sleep"; empty where it does not, or that is not told."""
+    folder = _PROC / "self" / "task" / str(native_id)
+    where, call = _read(folder / "wchan"), _read(folder / "syscall").split()
+    # The number of the call, its six arguments, of which a futex's fourth is the limit, and more.
+    if len(call) < _WIDTH_OF_CALL:
+        return ""
+    if "nanosleep" in where:
+        return "sleep"
+    if "futex" in where or call[0] == _FUTEX.get(os.uname().machine):
+        return "lock" if int(call[4], 16) == 0 else "limited lock"
+    return ""
 
 
 def name_of_program(words: list[str]) -> str:

@@ -8,9 +8,9 @@ import sys
 import sysconfig
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
-from lockstitch.attach.system import thread_state
+from lockstitch.attach.system import thread_state, what_keeps
 from lockstitch.attach.values import CodeLine, ThreadReport
 
 if TYPE_CHECKING:
@@ -29,10 +29,17 @@ class SourceFolders:
     def __init__(self) -> None:
         paths = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
         self._foreign = tuple({f"{path}/" for path in (_PACKAGE, *paths)})
+        self._installed = tuple(f"{sysconfig.get_path(each)}/" for each in ("purelib", "platlib"))
+        self._standard = tuple(f"{sysconfig.get_path(each)}/" for each in ("stdlib", "platstdlib"))
 
     def is_own(self, file: str) -> bool:
         """Returns whether a file is the user's own."""
         return not file.startswith((*self._foreign, "<frozen"))
+
+    def is_pythons(self, file: str) -> bool:
+        """Returns whether a file is of Python's standard library."""
+        is_standard = file.startswith((*self._standard, "<frozen"))
+        return is_standard and not file.startswith(self._installed)
 
 
 def frames_of(innermost: FrameType) -> Iterator[FrameType]:
@@ -84,9 +91,25 @@ def look_at_threads(*, stacks: bool = False) -> list[ThreadReport]:
                 state=thread_state(native) if native else "",
                 at=own_line(frame, folders),
                 stack=_stack(frame) if stacks else (),
+                stands_in=_what_it_stands_in(frame, native, folders),
             )
         )
     return sorted(reports, key=lambda each: (each.kind != "main", each.native_id))
+
+
+def _what_it_stands_in(
+    innermost: FrameType, native: int, folders: SourceFolders
+) -> Literal["", "lock", "sleep", "lockstitch"]:
+    """See `ThreadReport.stands_in`."""
+    files = (each.f_code.co_filename for each in frames_of(innermost))
+    caller = next((file for file in files if not folders.is_pythons(file)), "")
+    if caller.startswith(f"{_PACKAGE}/"):
+        return "lockstitch"
+    kept = what_keeps(native) if native else ""
+    if kept == "limited lock":
+        # One that waits for the interpreter's lock stands in such a one, too.
+        return "sleep" if innermost.f_code.co_filename == threading.__file__ else ""
+    return kept
 
 
 def _is_for_questions(innermost: FrameType) -> bool:

@@ -33,7 +33,9 @@ class ThreadReport:
     """A thread of Python's. `at`: the innermost line of the user's own code, else of any code.
     `state`: as the system names it, such as `R` (runs) or `S` (sleeps); empty where it does not
     tell. `stack`: outermost first; empty unless it was asked for. `serves`: the function that it
-    runs for another worker."""
+    runs for another worker. `stands_in`: what keeps it from going on: a "lock" (or another thing
+    that only a thread of its process can give, without a limit of time), a "sleep", code of
+    "lockstitch" that waits or works; empty where it runs, reads, or is not known to stand."""
 
     name: str
     ident: int
@@ -43,6 +45,7 @@ class ThreadReport:
     at: CodeLine | None
     stack: tuple[CodeLine, ...] = ()
     serves: str = ""
+    stands_in: Literal["", "lock", "sleep", "lockstitch"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,14 @@ class ServedCall:
 class OtherWait:
     """What a worker waits for besides calls: a barrier, a backward pass. `workers`: those for which
     it does, by name, as far as they are known, and `ranks` others, by rank. `is_apart`: it is the
-    program that waits so, and nothing that the worker serves."""
+    program that waits so, and nothing that the worker serves. `seconds`: for how long it has
+    waited, None where that is not known."""
 
     what: str
     workers: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     is_apart: bool = False
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

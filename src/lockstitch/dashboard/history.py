@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Final
 from lockstitch.dashboard.rows import Rates, row_of, row_of_launched
 from lockstitch.dashboard.values import Edge, Point, Row, State
 from lockstitch.observe.call_rates import Calls, calls
-from lockstitch.observe.explanation import explain, participants_of
+from lockstitch.observe.explanation import explain
+from lockstitch.observe.participants import participants_of
 from lockstitch.observe.text import paragraphs, unreached_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from lockstitch.attach.values import LaunchedWorker
-    from lockstitch.observe.explanation import Participant
     from lockstitch.observe.grouping import Job
+    from lockstitch.observe.participants import Participant
 
 POINTS: Final = 600
 """So many looks the charts reach back."""

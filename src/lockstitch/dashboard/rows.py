@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockstitch.attach.values import LaunchedWorker
-    from lockstitch.observe.explanation import Participant
+    from lockstitch.observe.participants import Participant
 
 RATES: Final[Mapping[str, str]] = {
     "calls": "lockstitch_rpc_calls_total",

@@ -2,7 +2,9 @@
 
 looking.py       asks the processes of a job: `jobs`, `status`, `waits`, `stacks`, `graph`
 grouping.py      which processes belong to one job
+participants.py  who takes part in a job, and that one waits for another
 explanation.py   who waits for whom, in a circle or not, and who holds the others up
+activities.py    which of the things that workers do are blocked, and by which others
 cycles.py        circles in a graph
 sampling.py      who is waited for how often, in a job that is only slow: `holdups`
 launched.py      workers as only their launcher knows them, in words
@@ -33,9 +35,10 @@ if TYPE_CHECKING:
     from lockstitch.observe.call_rates import Calls, Edge, FunctionCalls, calls
     from lockstitch.observe.context_graph import ContextGraph, ContextNotFoundError
     from lockstitch.observe.context_pictures import Stitch
-    from lockstitch.observe.explanation import Culprit, Explanation, Participant, Wait
+    from lockstitch.observe.explanation import Culprit, Explanation
     from lockstitch.observe.grouping import Job, JobNotFoundError
     from lockstitch.observe.looking import graph, holdups, jobs, stacks, status, waits
+    from lockstitch.observe.participants import Participant, Wait
     from lockstitch.observe.sampling import Holdup
     from lockstitch.observe.steps import step
     from lockstitch.observe.tracing import Trace, trace

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+Node = TypeVar("Node", bound="str | tuple[str, str, int]")
+"""Of a kind that has an order, for results that do not depend on it."""
 
-def components(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
+
+def components(edges: Mapping[Node, Sequence[Node]]) -> list[list[Node]]:
     """Returns the strongly connected components that have a cycle: sets of nodes each of which
     leads to each other. Tarjan's algorithm, without recursion, since a chain may be long."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    on_stack: set[str] = set()
-    found: list[list[str]] = []
+    index: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    stack: list[Node] = []
+    on_stack: set[Node] = set()
+    found: list[list[Node]] = []
     for start in sorted(edges):
         if start in index:
             continue
@@ -46,7 +49,7 @@ def components(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
     return sorted(found)
 
 
-def _pop_to(node: str, stack: list[str], on_stack: set[str]) -> list[str]:
+def _pop_to(node: Node, stack: list[Node], on_stack: set[Node]) -> list[Node]:
     component = []
     while True:
         top = stack.pop()
@@ -56,11 +59,11 @@ def _pop_to(node: str, stack: list[str], on_stack: set[str]) -> list[str]:
             return component
 
 
-def cycle_in(component: Sequence[str], edges: Mapping[str, Sequence[str]]) -> list[str]:
+def cycle_in(component: Sequence[Node], edges: Mapping[Node, Sequence[Node]]) -> list[Node]:
     """Returns a shortest cycle within a strongly connected component, from the first node on that
     has one so short; each node is followed by one that it has an edge to, the last by the first."""
     members = set(component)
-    best: list[str] = []
+    best: list[Node] = []
     for start in sorted(component):
         cycle = _shortest_from(start, members, edges)
         if cycle and (not best or len(cycle) < len(best)):
@@ -70,8 +73,10 @@ def cycle_in(component: Sequence[str], edges: Mapping[str, Sequence[str]]) -> li
     return best
 
 
-def _shortest_from(start: str, members: set[str], edges: Mapping[str, Sequence[str]]) -> list[str]:
-    came_from: dict[str, str] = {}
+def _shortest_from(
+    start: Node, members: set[Node], edges: Mapping[Node, Sequence[Node]]
+) -> list[Node]:
+    came_from: dict[Node, Node] = {}
     queue = deque([start])
     while queue:
         node = queue.popleft()
@@ -87,6 +92,6 @@ def _shortest_from(start: str, members: set[str], edges: Mapping[str, Sequence[s
     return []
 
 
-def find_cycles(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
+def find_cycles(edges: Mapping[Node, Sequence[Node]]) -> list[list[Node]]:
     """Returns a shortest cycle of each strongly connected component that has any."""
     return [cycle_in(component, edges) for component in components(edges)]

@@ -25,9 +25,10 @@ from lockstitch.attach.far import (
 from lockstitch.attach.outlines import Outline, outline_of, outlines
 from lockstitch.attach.values import FarQuestion, Question
 from lockstitch.observe.context_graph import ContextGraph, graph_of
-from lockstitch.observe.explanation import Explanation, Participant, explain, participants_of
+from lockstitch.observe.explanation import Explanation, explain
 from lockstitch.observe.grouping import Job, JobNotFoundError, find, job_of
 from lockstitch.observe.native import NOT_INSTALLED, PySpyError, find_py_spy, stacks_of
+from lockstitch.observe.participants import Participant, participants_of
 from lockstitch.observe.sampling import Holdup
 from lockstitch.observe.sampling import holdups as holdups_in
 from lockstitch.trust import find_secret

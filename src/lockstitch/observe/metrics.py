@@ -23,16 +23,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from lockstitch.attach.far import UnreachedError
 from lockstitch.attach.traffic import BOUNDS
 from lockstitch.observe import looking
-from lockstitch.observe.explanation import participants_of
 from lockstitch.observe.grouping import JobNotFoundError
+from lockstitch.observe.participants import participants_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from wsgiref.simple_server import WSGIServer
 
     from lockstitch.attach.values import CallTraffic
-    from lockstitch.observe.explanation import Participant
     from lockstitch.observe.grouping import Job
+    from lockstitch.observe.participants import Participant
 
 Family: TypeAlias = "CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily"
 _LABELS: Final = ("job", "worker", "rank")

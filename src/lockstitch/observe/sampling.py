@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.observe.explanation import Explanation, Participant
+    from lockstitch.observe.explanation import Explanation
+    from lockstitch.observe.participants import Participant
 
 _MOST_PLACES: Final = 3
 _MOST_SHOWN: Final = 8

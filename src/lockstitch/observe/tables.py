@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstitch.attach.system import STATES
-from lockstitch.observe.explanation import participants_of
 from lockstitch.observe.launched import has_ended_well, launched_in_words, unseen_workers
+from lockstitch.observe.participants import participants_of
 from lockstitch.observe.text import duration
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from lockstitch.attach.values import Counter, LaunchedWorker
     from lockstitch.observe.call_rates import Calls
-    from lockstitch.observe.explanation import Participant
     from lockstitch.observe.grouping import Job
+    from lockstitch.observe.participants import Participant
 
 _LEFT = ("JOB", "WORKER", "STATE", "AGE", "FUNCTION", "CALLER", "CALLEE")
 _STYLES = {"runs": "green", "begins": "yellow", "ends": "yellow", "does not answer": "red"}

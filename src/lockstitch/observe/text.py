@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from lockstitch.attach.values import CodeLine, ServedCall, ThreadReport
-    from lockstitch.observe.explanation import Culprit, Explanation, Participant, Wait
+    from lockstitch.observe.explanation import Culprit, Explanation
     from lockstitch.observe.grouping import Job
+    from lockstitch.observe.participants import Participant, Wait
 
 T = TypeVar("T")
 
@@ -174,7 +175,8 @@ def _served_in_words(callee: Participant, wait: Wait) -> str:
 
 def _culprit_lines(culprit: Culprit, one: Participant | None) -> Iterator[str]:
     waiters = list(dict.fromkeys(each.waiter for each in culprit.waits))
-    yield f"{culprit.participant} is waited for by {_names(waiters)}, and waits for nobody:"
+    its = "does not wait for others in that" if culprit.is_waiting else "waits for nobody"
+    yield f"{culprit.participant} is waited for by {_names(waiters)}, and {its}:"
     yield from _few(_shared_lines(culprit.waits))
     yield f"  {where_it_stands(one)}"
     if one is None:

@@ -12,8 +12,8 @@ from lockstitch.attach.values import Question
 from lockstitch.observe import looking
 from lockstitch.observe.chrome_trace import events_of
 from lockstitch.observe.clocks import HostClock, align
-from lockstitch.observe.explanation import participants_of
 from lockstitch.observe.flows import Flow, find_flows
+from lockstitch.observe.participants import participants_of
 from lockstitch.observe.tracks import Track, track_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.attach.values import ProcessReport, ThreadReport
-    from lockstitch.observe.explanation import Participant
+    from lockstitch.observe.participants import Participant
 
 
 @dataclass(frozen=True, slots=True)

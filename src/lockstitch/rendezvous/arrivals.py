@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.sources import SOURCES
@@ -18,7 +20,7 @@ class Arrivals:
     """What is waited for now. A process has one, `ARRIVALS`."""
 
     def __init__(self) -> None:
-        self._awaited: dict[object, Callable[[], OtherWait]] = {}
+        self._awaited: dict[object, tuple[float, Callable[[], OtherWait]]] = {}
 
     def __repr__(self) -> str:
         return f"<Arrivals · {len(self._awaited)} awaited>"
@@ -28,7 +30,7 @@ class Arrivals:
         """Within, this process waits for what `tell` returns; it is called by other threads, and
         raises `RuntimeError` where it cannot tell."""
         key = object()
-        self._awaited[key] = tell
+        self._awaited[key] = time.monotonic(), tell
         try:
             yield
         finally:
@@ -37,9 +39,9 @@ class Arrivals:
     def waits(self, _question: Question) -> list[OtherWait]:
         """Returns all of it."""
         found = []
-        for tell in list(self._awaited.values()):
+        for since, tell in list(self._awaited.values()):
             with contextlib.suppress(RuntimeError):  # the store is gone
-                found.append(tell())
+                found.append(replace(tell(), seconds=time.monotonic() - since))
         return found
 
 

@@ -24,8 +24,8 @@ def card(pid: int, **changes: Any) -> Card:
     return replace(CARD, pid=pid, **changes)
 
 
-def main_thread(at: CodeLine = LINE) -> ThreadReport:
-    return ThreadReport("MainThread", 1, 1, "main", "S", at, (at,))
+def main_thread(at: CodeLine = LINE, **changes: Any) -> ThreadReport:
+    return replace(ThreadReport("MainThread", 1, 1, "main", "S", at, (at,)), **changes)
 
 
 def process(
@@ -33,7 +33,10 @@ def process(
     *,
     workers: tuple[WorkerReport, ...] = (),
     groups: tuple[GroupReport, ...] = (),
+    threads: tuple[ThreadReport, ...] = (),
+    stands_in: str = "lockstitch",
     **changes: Any,
 ) -> ProcessReport:
-    at = changes.pop("at", LINE)
-    return ProcessReport(card(pid, **changes), "host", SYSTEM, workers, groups, (main_thread(at),))
+    """`threads`: besides the main one, which `stands_in` something."""
+    main = main_thread(changes.pop("at", LINE), stands_in=stands_in)
+    return ProcessReport(card(pid, **changes), "host", SYSTEM, workers, groups, (main, *threads))

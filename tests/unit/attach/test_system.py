@@ -7,10 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from lockstitch.attach import system
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_this_process_is_seen() -> None:
@@ -43,6 +47,31 @@ def test_a_zombie_is_not_alive_and_a_birth_is_a_time() -> None:
 def test_the_state_of_a_thread_that_runs_and_of_none() -> None:
     assert system.thread_state(threading.get_native_id()) == "R"
     assert system.thread_state(2**22 + 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("where", "call", "kept"),
+    [
+        ("futex_do_wait", "202 0x1 0x189 0x0 0x0 0x0 0xffffffff 0x7f 0x7f", "lock"),
+        ("futex_do_wait", "202 0x1 0x89 0x0 0x7f98 0x0 0xffffffff 0x7f 0x7f", "limited lock"),
+        ("hrtimer_nanosleep", "230 0x1 0x1 0x7f 0x0 0x0 0x7f 0x7f 0x7f", "sleep"),
+        ("anon_pipe_read", "0 0x3 0x7f 0x1 0x0 0x0 0x7f 0x7f 0x7f", ""),
+        ("0", "98 0x1 0x189 0x0 0x0 0x0 0xffffffff 0x7f 0x7f", "lock"),  # on an aarch64
+        ("0", "running", ""),
+        ("", "", ""),
+    ],
+)
+def test_what_keeps_a_thread_is_read_off_the_kernels_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, call: str, kept: str
+) -> None:
+    folder = tmp_path / "self" / "task" / "7"
+    folder.mkdir(parents=True)
+    (folder / "wchan").write_text(where)
+    (folder / "syscall").write_text(call)
+    monkeypatch.setattr(system, "_PROC", tmp_path)
+    machine = os.uname_result(("Linux", "host", "6", "1", "aarch64"))
+    monkeypatch.setattr(os, "uname", lambda: machine)
+    assert system.what_keeps(7) == kept
 
 
 @pytest.mark.parametrize(

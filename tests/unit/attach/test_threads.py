@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from lockstitch.attach.threads import code_line, frames_of, look_at_threads, own_line
+from lockstitch.testing.clock import ManualClock
+from tests.unit.runtime.stage import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 
 def _stand(entered: threading.Event, leave: threading.Event) -> None:
@@ -62,3 +72,42 @@ def test_frames_come_innermost_first() -> None:
     frame = sys._getframe()
     assert next(frames_of(frame)) is frame
     assert own_line(frame).function == "test_frames_come_innermost_first"
+
+
+@pytest.mark.skipif(not Path("/proc/self/wchan").exists(), reason="needs /proc")
+def test_what_a_thread_stands_in_is_told() -> None:
+    held, leave = threading.Lock(), threading.Event()
+    reading, writing = os.pipe()
+
+    def wait_for_lock() -> None:
+        with held:
+            pass
+
+    def look_now_and_then() -> None:
+        while not leave.wait(60):
+            pass
+
+    ways: dict[str, Callable[[], object]] = {
+        "lock": wait_for_lock,
+        "sleep": look_now_and_then,
+        "": lambda: os.read(reading, 1),
+        "lockstitch": lambda: ManualClock().wait(leave, None),
+    }
+    with held:
+        threads = [threading.Thread(target=way, name=f"in {name}") for name, way in ways.items()]
+        for each in threads:
+            each.start()
+        try:
+            expected = {f"in {name}": name for name in ways}
+            wait_until(lambda: _standing(expected) == expected)
+        finally:
+            leave.set()
+            os.write(writing, b"x")
+    for thread in threads:
+        thread.join()
+    os.close(reading)
+    os.close(writing)
+
+
+def _standing(names: Iterable[str]) -> dict[str, str]:
+    return {each.name: each.stands_in for each in look_at_threads() if each.name in names}

@@ -9,7 +9,7 @@ import pytest
 from lockstitch.attach.asking import Silence
 from lockstitch.attach.values import Counter, GroupReport, LaunchedWorker, StepReport, WorkerReport
 from lockstitch.dashboard.rows import Rates, key_of, row_of, row_of_launched
-from lockstitch.observe.explanation import participants_of
+from lockstitch.observe.participants import participants_of
 from tests.unit.attach.cards import SYSTEM, card, process
 from tests.unit.observe.jobs import job
 

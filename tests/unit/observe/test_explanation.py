@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lockstitch.attach.asking import Silence
-from lockstitch.attach.values import LaunchedWorker, OtherWait, PendingCall, WorkerReport
-from lockstitch.observe.explanation import explain, participants_of
+from lockstitch.attach.values import (
+    LaunchedWorker,
+    OtherWait,
+    PendingCall,
+    ServedCall,
+    WorkerReport,
+)
+from lockstitch.observe.explanation import explain
 from lockstitch.observe.grouping import Job
 from lockstitch.observe.text import explanation_lines
 from tests.unit.attach.cards import card, process
-from tests.unit.observe.jobs import caller, idle, job, rank
-
-
-def names(circle: tuple[object, ...]) -> list[str]:
-    return [each.waiter for each in circle]  # type: ignore[attr-defined]
+from tests.unit.observe.jobs import GATE, caller, idle, job, names, rank, serving
 
 
 def test_a_cycle_of_three_calls_among_six_workers_is_named_and_nobody_else() -> None:
@@ -47,12 +49,20 @@ def test_the_rank_that_left_a_collective_out_is_the_culprit() -> None:
 
 
 def test_a_circle_may_go_through_calls_and_collectives() -> None:
-    # Rank 0 waits for rank 1 in an allreduce; that one waits for an answer of rank 0's worker.
+    # Rank 0 waits for rank 1 in an allreduce, and has a lock; that one waits for an answer of
+    # rank 0's worker, which wants that lock.
     first = rank(0, 2, missing=(1,))
-    first = replace(first, workers=(WorkerReport("ps", 0),))
+    served = ServedCall("trainer", "m:push", 3.0, 1, 2, GATE)
+    first = replace(
+        first,
+        workers=(WorkerReport("ps", 0, serving=(served,)),),
+        threads=(*first.threads, serving("lock")),
+    )
     call = PendingCall("ps", "m:push", 3.0, 1, 1)
     second = rank(1, 2, missing=(1,))
-    second = replace(second, workers=(WorkerReport("trainer", 1, (call,)),))
+    (main,) = second.threads
+    main = replace(main, stands_in="lockstitch")
+    second = replace(second, workers=(WorkerReport("trainer", 1, (call,)),), threads=(main,))
     (circle,) = explain(job(first, second)).circles
     assert [(wait.waiter, wait.kind) for wait in circle] == [
         ("ps", "collective"),
@@ -98,19 +108,36 @@ def test_who_waits_in_shutdown_is_in_no_cycle_with_those_whose_calls_it_serves()
 
 def test_of_a_call_made_while_serving_it_is_told_what_is_served() -> None:
     told = caller(0, 1, of=2)
-    (main,) = told.threads
+    main, _ = told.threads
     served = replace(told, threads=(replace(main, kind="serving", serves="m:put"),))
     (wait,) = explain(job(served)).waits
     assert wait.what.endswith("; m:put, which it serves, waits for the answer")
 
 
-def test_a_worker_that_calls_itself_and_others_is_held_up_by_the_others() -> None:
-    calls = tuple(PendingCall(f"worker{n}", "m:run", 3.0, n, 1) for n in range(2))
-    told = explain(job(process(10, workers=(WorkerReport("worker0", 0, calls),)), idle(1)))
+def test_a_worker_that_calls_itself_is_held_up_by_whom_that_call_waits_for() -> None:
+    itself, other = (PendingCall(f"worker{n}", "m:run", 3.0, n, 1 + n) for n in range(2))
+    served = ServedCall("worker0", "m:run", 3.0, 0, 2, GATE)
+    worker = WorkerReport("worker0", 0, (itself, other), (served,))
+    told = explain(job(process(10, workers=(worker,), threads=(serving("lockstitch"),)), idle(1)))
     assert told.circles == ()
     assert [each.participant for each in told.culprits] == ["worker1"]
-    alone = process(10, workers=(WorkerReport("worker0", 0, calls[:1]),))
-    assert len(explain(job(alone)).circles) == 1
+    # Alone: it wants a lock that only the main thread can have, which waits for it.
+    worker = replace(worker, calls=(itself,))
+    told = explain(job(process(10, workers=(worker,), threads=(serving("lock"),))))
+    assert [names(each) for each in told.circles] == [["worker0"]]
+    told = explain(job(process(10, workers=(worker,), threads=(serving("sleep"),))))
+    assert told.circles == ()
+    assert [each.participant for each in told.culprits] == ["worker0"]
+
+
+def test_who_comes_to_a_meeting_a_moment_later_holds_nobody_up() -> None:
+    come = OtherWait("has come to the meeting of 2 ranks", ranks=(1,), seconds=0.1)
+    late = process(11, rank="1", stands_in="")
+    told = explain(job(replace(process(10, rank="0"), waits=(come,)), late))
+    assert told.culprits == ()
+    come = replace(come, seconds=1.0)
+    told = explain(job(replace(process(10, rank="0"), waits=(come,)), late))
+    assert [each.participant for each in told.culprits] == ["rank 1"]
 
 
 def test_who_has_not_come_to_the_meeting_and_a_forked_slot_are_waited_for() -> None:
@@ -135,15 +162,3 @@ def test_barriers_and_gradients_are_waited_for_by_name_and_by_rank() -> None:
     waiter = process(10, workers=(WorkerReport("worker0", 0, waits=waits),))
     told = explain(job(waiter, idle(1), idle(2)))
     assert {each.participant for each in told.culprits} == {"worker1", "worker2"}
-
-
-def test_each_worker_of_a_process_takes_part_and_equal_names_are_told_apart() -> None:
-    several = process(10, workers=(WorkerReport("worker0", 0), WorkerReport("worker1", 1)))
-    assert [each.name for each in participants_of(job(several))] == ["worker0", "worker1"]
-    twins = (process(11, rank="0"), process(12, rank="0"), process(13), process(14, names=("s",)))
-    assert [each.name for each in participants_of(job(*twins))] == [
-        "rank 0 (pid 11)",
-        "rank 0 (pid 12)",
-        "process 13",
-        "s",
-    ]

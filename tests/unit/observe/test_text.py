@@ -13,13 +13,15 @@ from lockstitch.attach.values import (
     OtherWait,
     PendingCall,
     ProcessReport,
+    ServedCall,
     SystemReport,
     WorkerReport,
 )
-from lockstitch.observe.explanation import explain, participants_of
+from lockstitch.observe.explanation import explain
+from lockstitch.observe.participants import participants_of
 from lockstitch.observe.text import duration, explanation_lines, stack_lines
 from tests.unit.attach.cards import card, process
-from tests.unit.observe.jobs import caller, idle, job, rank
+from tests.unit.observe.jobs import GATE, caller, idle, job, rank, serving
 
 
 def test_the_cycle_comes_first_with_the_lines_at_which_the_calls_stand() -> None:
@@ -68,8 +70,11 @@ def test_who_does_not_answer_is_told_with_what_the_system_says() -> None:
 
 
 def test_a_call_that_has_not_begun_is_said_not_to_have() -> None:
-    call = PendingCall("worker0", "m:ask", 3.0, 1, 0)
-    itself = process(10, workers=(WorkerReport("worker0", 0, (call,), backlog=2),))
+    # The one call that is served wants a lock of the program, which waits for the next one.
+    call = PendingCall("worker0", "m:ask", 3.0, 1, 1)
+    served = ServedCall("worker1", "m:ask", 3.0, 1, 2, GATE)
+    worker = WorkerReport("worker0", 0, (call,), (served,), backlog=2)
+    itself = process(10, workers=(worker,), threads=(serving("lock"),))
     lines = explanation_lines(explain(job(itself)))
     assert lines[2] == "worker0 waits for itself:"
     assert lines[4].startswith("    worker0 has not begun it; its main thread sleeps at")

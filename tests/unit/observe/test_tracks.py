@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lockstitch.attach.values import WorkerReport
-from lockstitch.observe.explanation import participants_of
+from lockstitch.observe.participants import participants_of
 from lockstitch.observe.tracks import track_of
 from tests.unit.observe.jobs import job
 from tests.unit.observe.traces import recorded, span
