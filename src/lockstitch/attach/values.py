@@ -51,19 +51,25 @@ class ThreadReport:
 @dataclass(frozen=True, slots=True)
 class PendingCall:
     """A call without an answer yet. `number` tells the calls from one worker to another apart;
-    `thread` is the one that waits for the answer, 0 where none does, or it is not known."""
+    `thread` is the one that waits for the answer, 0 where none does, or it is not known. Of such
+    calls of one function to one worker the oldest stands for all: `count` of them, the latest of
+    which was made `latest` seconds ago."""
 
     to: str
     function: str
     seconds: float
     number: int
     thread: int
+    count: int = 1
+    latest: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ServedCall:
     """A call that is being served. `thread`: 0 while it holds none, since it waits for a future or
-    for references to be confirmed. `number`: that of the `PendingCall` of the caller."""
+    for references to be confirmed. `number`: that of the `PendingCall` of the caller. Of calls of
+    one function by one worker that hold no thread and are at one line the oldest stands for all,
+    as in `PendingCall`; `numbers` are those of all, as pairs of a first and a last one."""
 
     caller: str
     function: str
@@ -71,6 +77,15 @@ class ServedCall:
     number: int
     thread: int
     at: CodeLine | None
+    count: int = 1
+    latest: float | None = None
+    numbers: tuple[int, ...] = ()
+
+    def is_of(self, caller: str, number: int) -> bool:
+        """Returns whether this is how that call is served."""
+        spans = zip(self.numbers[::2], self.numbers[1::2], strict=True)
+        is_among = number == self.number or any(first <= number <= last for first, last in spans)
+        return caller == self.caller and is_among
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from lockstitch.observe.cycles import find_cycles
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from lockstitch.attach.values import ServedCall, ThreadReport
+    from lockstitch.attach.values import ThreadReport
     from lockstitch.observe.participants import Participant, Wait
 
 
@@ -45,10 +45,6 @@ class Activities:
     def __init__(self, participants: Sequence[Participant], waits: Iterable[Wait]) -> None:
         self._by_name = {each.name: each for each in participants}
         self._mains = {each.name: each.main_thread for each in participants}
-        self._served = {
-            each.name: {(call.caller, call.number): call for call in each.serving}
-            for each in participants
-        }
         self._waits: dict[str, list[Wait]] = defaultdict(list)
         for wait in waits:
             self._waits[wait.waiter].append(wait)
@@ -90,20 +86,16 @@ class Activities:
             for target, wait in way
         )
 
-    def served(self, wait: Wait) -> ServedCall | None:
-        """Returns how a call is served that is waited for; None where it is not."""
-        return self._served.get(wait.target, {}).get((wait.worker, wait.number))
-
     # ------------------------------------------------------------ inside
 
     def _serving(self, callee: Participant, wait: Wait) -> Activity:
-        served = self.served(wait)
+        served = callee.served(wait)
         if served is None:
             has_queue = callee.worker is not None and callee.worker.backlog > 0
             return Activity(callee.name, "queue" if has_queue else "unknown")
         if served.thread:
             return Activity(callee.name, "thread", served.thread)
-        return Activity(callee.name, "parked", wait.number)
+        return Activity(callee.name, "parked", served.number)
 
     def _program_of(self, one: Participant) -> Activity:
         main = self._mains[one.name]

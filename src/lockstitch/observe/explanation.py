@@ -102,7 +102,7 @@ class _Explaining:
                 what = f"called {call.function} on {target}, {call.seconds:.1f} s ago{who}"
                 yield Wait(
                     one.name, target, "call", what, call.seconds, worker.name, call.number,
-                    thread=call.thread, whole=next(whole),
+                    thread=call.thread, whole=next(whole), count=call.count,
                 )  # fmt: skip
             for other in worker.waits:
                 yield from self._other_waits(one, other, self.by_rpc_rank.get, next(whole))

@@ -43,6 +43,8 @@ class Wait:
     """Of a call: the thread that waits for the answer (`PendingCall`)."""
     whole: int = 0
     """What is waited for together has the same number."""
+    count: int = 1
+    """So many such calls it stands for, of which it is the oldest (`PendingCall`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,11 @@ class Participant:
     def serving(self) -> tuple[ServedCall, ...]:
         """The calls that it serves."""
         return () if self.worker is None else self.worker.serving
+
+    def served(self, wait: Wait) -> ServedCall | None:
+        """Returns how it serves a call that is waited for; None where it does not."""
+        its = (each for each in self.serving if each.is_of(wait.worker, wait.number))
+        return next(its, None)
 
     @property
     def counters(self) -> tuple[Counter, ...]:

@@ -15,12 +15,13 @@ from lockstitch.observe.launched import launched_in_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from lockstitch.attach.values import CodeLine, ServedCall, ThreadReport
+    from lockstitch.attach.values import CodeLine, PendingCall, ServedCall, ThreadReport
     from lockstitch.observe.explanation import Culprit, Explanation
     from lockstitch.observe.grouping import Job
     from lockstitch.observe.participants import Participant, Wait
 
 T = TypeVar("T")
+C = TypeVar("C", "PendingCall", "ServedCall")
 
 _FEW: Final = 8
 _PARKED: Final = "holds no thread: it waits for a future or for references"
@@ -118,6 +119,14 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def ages_in_words(seconds: Sequence[float], count: int) -> str:
+    """Returns how long ago so many things began, `3.0 s` or `1.0 s to 3.0 s (2 times)`: the first
+    and the last of them, at least, are among `seconds`."""
+    first, last = f"{max(seconds):.1f} s", f"{min(seconds):.1f} s"
+    span = first if first == last else f"{last} to {first}"
+    return span if count == 1 else f"{span} ({count} times)"
+
+
 def identity(one: Participant) -> str:
     """Returns rank and process of a participant, in brackets."""
     rank = f"rank {one.rank}, " if one.rank and one.name != f"rank {one.rank}" else ""
@@ -163,11 +172,9 @@ def _circle_lines(circle: Sequence[Wait], by_name: Mapping[str, Participant]) ->
 
 def _served_in_words(callee: Participant, wait: Wait) -> str:
     """What a callee does with a call."""
-    caller = wait.worker
-    its = [each for each in callee.serving if (each.caller, each.number) == (caller, wait.number)]
-    if not its:
+    served = callee.served(wait)
+    if served is None:
         return f"has not begun it; {where_it_stands(callee)}"
-    (served,) = its
     if served.at is None:
         return "serves it, holding no thread: it waits for a future or for references"
     return f"serves it at {served.at}{_text(served.at)}"
@@ -200,7 +207,8 @@ def _shared_lines(waits: Sequence[Wait]) -> Iterator[str]:
         what = wait.what.partition(", ")[0] if wait.kind == "call" else wait.what
         alike.setdefault((wait.waiter, what), []).append(wait)
     for found in alike.values():
-        more = f" (and {len(found) - 1} more such calls)" if len(found) > 1 else ""
+        count = sum(each.count for each in found)
+        more = f" (and {count - 1} more such calls)" if count > 1 else ""
         yield f"{_shared(max(found, key=lambda each: each.seconds))}{more}"
 
 
@@ -222,16 +230,15 @@ def _participant_lines(one: Participant) -> Iterator[str]:
     worker = one.worker
     if worker is not None:
         yield from _few(
-            f"called {function} on {to}, {_ages(seconds)} ago: no answer yet"
-            for (function, to), seconds in _alike(
-                ((call.function, call.to), call.seconds) for call in worker.calls
+            f"called {function} on {to}, {_ages(calls)} ago: no answer yet"
+            for (function, to), calls in _alike(
+                ((call.function, call.to), call) for call in worker.calls
             )
         )
         yield from _few(
-            f"serves {function} for {caller}, since {_ages(seconds)}: {where}"
-            for (function, caller, where), seconds in _alike(
-                ((call.function, call.caller, _where(call)), call.seconds)
-                for call in worker.serving
+            f"serves {function} for {caller}, since {_ages(calls)}: {where}"
+            for (function, caller, where), calls in _alike(
+                ((call.function, call.caller, _where(call)), call) for call in worker.serving
             )
         )
         if worker.backlog:
@@ -259,18 +266,18 @@ def _other_threads(one: Participant) -> Iterator[str]:
             yield f"thread {thread.name!r}{state} at {thread.at}{_text(thread.at)}"
 
 
-def _alike(found: Iterable[tuple[T, float]]) -> Iterator[tuple[T, list[float]]]:
-    """What is the same several times, once, with how long ago each began."""
-    seconds: dict[T, list[float]] = {}
-    for what, since in found:
-        seconds.setdefault(what, []).append(since)
-    yield from seconds.items()
+def _alike(found: Iterable[tuple[T, C]]) -> Iterator[tuple[T, list[C]]]:
+    """What is the same several times, once, with the calls that it is."""
+    calls: dict[T, list[C]] = {}
+    for what, call in found:
+        calls.setdefault(what, []).append(call)
+    yield from calls.items()
 
 
-def _ages(seconds: Sequence[float]) -> str:
-    first, last = f"{max(seconds):.1f} s", f"{min(seconds):.1f} s"
-    span = first if first == last else f"{last} to {first}"
-    return span if len(seconds) == 1 else f"{span} ({len(seconds)} times)"
+def _ages(calls: Sequence[C]) -> str:
+    times = [each.seconds for each in calls]
+    times += [each.latest for each in calls if each.latest is not None]
+    return ages_in_words(times, sum(each.count for each in calls))
 
 
 def _few(lines: Iterable[str]) -> Iterator[str]:

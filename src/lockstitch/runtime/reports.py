@@ -7,7 +7,8 @@ read off the stacks when somebody asks.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
 
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.sources import SOURCES
@@ -25,11 +26,14 @@ from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import living_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
     from types import FrameType
 
     from lockstitch.attach.values import ContextReport, Question
     from lockstitch.runtime.worker import Worker
+
+_MOST_ENDS: Final = 128
+C = TypeVar("C", PendingCall, ServedCall)
 
 # Frames with a variable `pending`, for whose answer their thread waits.
 _WAITING = (Outgoing._await.__code__, Future.wait.__code__)
@@ -121,7 +125,7 @@ def names_of_workers() -> list[str]:
 
 def _calls(worker: Worker, waiting: Mapping[int, int]) -> tuple[PendingCall, ...]:
     now = worker.clock.now()
-    return tuple(
+    found = [
         PendingCall(
             to=channel.peer.name,
             function=name_of(pending.what),
@@ -132,6 +136,11 @@ def _calls(worker: Worker, waiting: Mapping[int, int]) -> tuple[PendingCall, ...
         for channel in worker.agent.peers.channels()
         for number, pending in channel.unanswered()
         if not pending.is_shared  # a thread that listens for what its service tells of
+    ]
+    groups = _alike(found, lambda call: (call.to, call.function))
+    return tuple(
+        replace(oldest, count=len(alike), latest=min(each.seconds for each in alike))
+        for oldest, alike in groups
     )
 
 
@@ -152,7 +161,37 @@ def _serving(worker: Worker, frames: Mapping[int, FrameType]) -> tuple[ServedCal
                 at=own_line_among(stack, folders) if stack else None,
             )
         )
-    return tuple(served)
+    groups = _alike(served, lambda call: (call.caller, call.function, call.at))
+    return tuple(
+        replace(
+            oldest,
+            count=len(alike),
+            latest=min(each.seconds for each in alike),
+            numbers=_spans_of([each.number for each in alike]) if len(alike) > 1 else (),
+        )
+        for oldest, alike in groups
+    )
+
+
+def _alike(calls: Sequence[C], key: Callable[[C], Hashable]) -> Iterator[tuple[C, list[C]]]:
+    """Those with a thread each by itself; of the others that are alike the oldest, with all."""
+    groups: dict[Hashable, list[C]] = {}
+    for call in calls:
+        groups.setdefault(call.thread or key(call), []).append(call)
+    for alike in groups.values():
+        yield max(alike, key=lambda each: each.seconds), alike
+
+
+def _spans_of(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Numbers as pairs of a first and a last one. Of very scattered ones the last pair holds some
+    that are not among them."""
+    ends: list[int] = []
+    for number in sorted(numbers):
+        if ends and (number <= ends[-1] + 1 or len(ends) >= _MOST_ENDS):
+            ends[-1] = number
+        else:
+            ends += (number, number)
+    return tuple(ends)
 
 
 def _counters(worker: Worker, services: Sequence[object]) -> tuple[Counter, ...]:

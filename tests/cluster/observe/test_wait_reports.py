@@ -82,12 +82,14 @@ def test_a_chain_of_calls_is_told_from_its_beginning_to_the_line_where_it_stands
 
 def test_a_parked_request_says_that_it_is_parked(cluster: LocalCluster) -> None:
     with cluster["worker0"].active():
-        answer = rpc.rpc_async("worker1", _promise)
-        assert _entered.acquire(timeout=60)
+        answers = [rpc.rpc_async("worker1", _promise) for _ in range(2)]
+        for _ in answers:
+            assert _entered.acquire(timeout=60)
         text = lockstitch.explain_waits()
         _leave.set()
-        assert answer.wait() == 2
-    assert "parked: it waits for a future" in text
+        assert [each.wait() for each in answers] == [2, 2]
+    (line,) = [each for each in text.splitlines() if "parked: it waits for a future" in each]
+    assert "(2 times)" in line  # once for both
 
 
 def test_a_worker_that_does_not_answer_is_named(cluster: LocalCluster) -> None:

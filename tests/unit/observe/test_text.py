@@ -174,3 +174,17 @@ def test_stacks_of_the_program_are_shown_and_libraries_by_name() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_of_many_calls_that_are_alike_their_number_is_told() -> None:
+    call = PendingCall("worker1", "m:ask", 3.0, 1, 0, 16_000, 1.0)
+    served = ServedCall("worker0", "m:ask", 3.0, 1, 0, GATE, 16_000, 1.0, (1, 16_000))
+    calling = process(10, workers=(WorkerReport("worker0", 0, (call,)),))
+    callee = process(11, workers=(WorkerReport("worker1", 1, serving=(served,)),))
+    lines = explanation_lines(explain(job(calling, callee)))
+    assert "  worker0 called m:ask on worker1, 3.0 s ago (and 15999 more such calls)" in lines
+    assert "  called m:ask on worker1, 1.0 s to 3.0 s (16000 times) ago: no answer yet" in lines
+    assert (
+        "  serves m:ask for worker0, since 1.0 s to 3.0 s (16000 times): train.py:3 in ask: with "
+        "lock:"
+    ) in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 
@@ -12,6 +13,7 @@ from lockstitch.attach.values import Counter, OtherWait, Question
 from lockstitch.errors import RpcError
 from lockstitch.ids import WorkerId
 from lockstitch.runtime.reports import (
+    _spans_of,
     begin_to_report,
     names_of_workers,
     report_workers,
@@ -23,10 +25,16 @@ from tests.unit.runtime.stage import Background, Stage, wait_until
 WAITS = Question(waits=True)
 PEER = WorkerId(1, 0)
 gate = threading.Lock()
+released = threading.Event()
 
 
 def wait_at_gate() -> bool:
     return gate.acquire(timeout=10)
+
+
+async def awaits() -> None:
+    while not released.is_set():
+        await asyncio.sleep(0.01)
 
 
 class Patient:
@@ -54,6 +62,47 @@ def test_a_call_is_told_with_the_thread_that_waits_for_its_answer() -> None:
     with pytest.raises(RpcError):
         waiting.result()
     assert nobody.done()
+
+
+def test_calls_for_which_no_thread_waits_are_told_as_one_by_function() -> None:
+    clock = ManualClock()
+    with Stage(clock=clock) as stage:
+        futures = []
+        for function in (abs, abs, max, abs):
+            futures.append(stage.agent.outgoing.call_async(PEER, function, (1,), None, 0))
+            clock.advance(1)
+        calls = {each.function: each for each in report_workers(WAITS)[0].calls}
+        alike = calls["builtins:abs"]
+        assert (alike.count, alike.seconds, alike.latest) == (3, 4.0, 1.0)
+        assert alike.number == min(each.number for each in calls.values())
+        assert calls["builtins:max"].count == 1
+    assert all(each.done() for each in futures)
+
+
+def test_calls_that_hold_no_thread_are_told_as_one_by_caller_and_line() -> None:
+    with Stage() as stage:
+        caller = stage.caller()
+        messages = [caller.call(f"{__name__}:awaits") for _ in range(3)]
+        for message in messages:
+            caller.send(message)
+        wait_until(lambda: _parked() == [3])
+        (served,) = report_workers(WAITS)[0].serving
+        assert all(served.is_of(served.caller, each.request) for each in messages)
+        assert not served.is_of(served.caller, messages[-1].request + 1)
+        assert not served.is_of("another", messages[0].request)
+        released.set()
+        wait_until(lambda: not report_workers(WAITS)[0].serving)
+
+
+def _parked() -> list[int]:
+    return [each.count for each in report_workers(WAITS)[0].serving if not each.thread and each.at]
+
+
+def test_numbers_are_told_as_pairs_and_no_more_than_some() -> None:
+    assert _spans_of([7, 3, 4, 5, 9]) == (3, 5, 7, 7, 9, 9)
+    scattered = _spans_of(range(0, 1000, 2))
+    assert len(scattered) == 128
+    assert scattered[-1] == 998
 
 
 def test_a_future_that_a_thread_waits_for_is_told_with_it() -> None:
