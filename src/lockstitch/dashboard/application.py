@@ -17,14 +17,15 @@ from lockstitch.attach.values import Question
 from lockstitch.dashboard.access import Access
 from lockstitch.observe.context_graph import ContextNotFoundError, graph_of
 from lockstitch.observe.grouping import JobNotFoundError
-from lockstitch.observe.tracing import trace_of, trace_question
+from lockstitch.observe.tracing import bounded, trace_of, trace_question
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from starlette.requests import Request
 
-    from lockstitch.dashboard.watching import Looks, Watcher
+    from lockstitch.dashboard.watching import Watcher
+    from lockstitch.observe.tracing import Looks
 
 _LONGEST_TRACE: Final = 60.0
 _CONTEXTS: Final = Question(contexts=True, seconds=1.0)
@@ -90,7 +91,7 @@ class _Pages:
             seconds = float(request.query_params.get("seconds", "nan"))
             if not seconds <= _LONGEST_TRACE:
                 raise ValueError(f"a trace takes at most {_LONGEST_TRACE:g} s here")
-            question = trace_question(seconds)
+            question = await asyncio.to_thread(bounded, trace_question(seconds), self._watch)
             job = await asyncio.to_thread(self._watch.look, question)
         except (ValueError, JobNotFoundError) as error:
             return JSONResponse({"error": str(error)}, status_code=404)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from lockstitch.dashboard.watching import Looks
+    from lockstitch.observe.tracing import Looks
 
 HOST: Final = "127.0.0.1"
 _BACKLOG: Final = 64

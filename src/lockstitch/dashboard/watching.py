@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.values import Question
 from lockstitch.dashboard.history import History
@@ -22,17 +22,10 @@ if TYPE_CHECKING:
 
     from lockstitch.dashboard.values import Point, State
     from lockstitch.observe.grouping import Job
+    from lockstitch.observe.tracing import Looks
 
 EVERY_SECONDS: Final = 1.0
 QUESTION: Final = Question(waits=True, counters=True, threads=True, contexts=True, seconds=0.5)
-
-
-class Looks(Protocol):
-    """What a job can be looked at through (`observe.looking.Watch`)."""
-
-    def look(self, question: Question) -> Job:
-        """Asks its processes. Raises `JobNotFoundError` where it has ended."""
-        ...
 
 
 class Watcher:

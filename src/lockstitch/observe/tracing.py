@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lockstitch.attach.spans import MOST_SPANS
 from lockstitch.attach.values import Question
@@ -29,6 +29,14 @@ _LEAST_SPANS: Final = 1000
 _LOOK_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 20.0
 """So long a process may take to tell what it has recorded."""
+
+
+class Looks(Protocol):
+    """What a job can be looked at through (`looking.Watch`)."""
+
+    def look(self, question: Question) -> Job:
+        """Asks its processes. Raises `JobNotFoundError` where it has ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +127,18 @@ def trace(
         raise FileNotFoundError(f"there is no folder {Path(path).absolute().parent}")
     watch = looking.watch(job)
     if most_spans is None:
-        count = len(watch.look(Question(seconds=_LOOK_SECONDS)).processes)
-        question = replace(question, most_spans=share_of(count))
+        question = bounded(question, watch)
     recorded = trace_of(watch.look(question), seconds)
     if path is not None:
         recorded.save(path)
     return recorded
+
+
+def bounded(question: Question, watch: Looks) -> Question:
+    """Returns the question with the share of each process of a job in what its trace may hold.
+    Raises `JobNotFoundError`."""
+    count = len(watch.look(Question(seconds=_LOOK_SECONDS)).processes)
+    return replace(question, most_spans=share_of(count))
 
 
 def share_of(processes: int) -> int:

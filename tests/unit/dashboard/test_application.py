@@ -11,9 +11,11 @@ import pytest
 
 pytest.importorskip("starlette")
 
+from lockstitch.attach.spans import MOST_SPANS
 from lockstitch.attach.values import ContextReport, SentTensors, WorkerReport
 from lockstitch.dashboard.application import STATIC, make_application
 from lockstitch.dashboard.watching import Watcher
+from lockstitch.observe.tracing import share_of
 from tests.unit.dashboard.client import get
 from tests.unit.dashboard.looks import Looks
 from tests.unit.observe.jobs import idle, job
@@ -66,11 +68,12 @@ def test_the_picture_of_a_context(application: Access) -> None:
 
 
 def test_a_trace_is_a_file_for_perfetto() -> None:
-    looks = Looks(job(WITH_CONTEXT))
+    looks = Looks(*[job(*[WITH_CONTEXT] * 50)] * 2)
     application = make_application(Watcher(Looks()), looks, "right")
     told = get(application, "/api/trace?seconds=2.5", BEARER).json()
     assert told["otherData"]["seconds"] == 2.5
-    assert looks.questions[0].record_seconds == 2.5
+    assert [each.record_seconds for each in looks.questions] == [0, 2.5]
+    assert looks.questions[1].most_spans == share_of(50) < MOST_SPANS
     for seconds in ("", "0", "-1", "61", "nan", "inf", "x"):
         answer = get(application, f"/api/trace?seconds={seconds}", BEARER)
         assert (answer.status, list(answer.json())) == (404, ["error"])
