@@ -64,6 +64,7 @@ from lockstitch.runtime.call_spans import CALL_SPANS, traced
 from lockstitch.runtime.carried_modes import carried, is_carrying
 from lockstitch.runtime.functions import name_of
 from lockstitch.runtime.pending import Future
+from lockstitch.runtime.spans_of_callers import begun_in_span, itself, within_span
 from lockstitch.runtime.worker import Worker, current_worker
 
 if TYPE_CHECKING:
@@ -167,11 +168,14 @@ def rpc_sync(
     """
     worker = current_worker()
     callee = _callee(worker, to, func)
-    if (tracer := CALL_SPANS.tracer) is not None:
-        about = (RPCExecMode.SYNC, func, worker, callee)
-        with tracer.made(name_of(func), callee.name), _range_if_profiling(*about):
-            call = _prepare(func, args, kwargs)
-            return worker.agent.outgoing.call(callee.worker, *call, timeout)
+    if CALL_SPANS.tracer is not None:
+
+        def make() -> Any:
+            with _range_if_profiling(RPCExecMode.SYNC, func, worker, callee):
+                call = _prepare(func, args, kwargs)
+                return worker.agent.outgoing.call(callee.worker, *call, timeout)
+
+        return within_span(name_of(func), callee.name, make)
     function, arguments, keywords = _prepare(func, args, kwargs)
     if is_profiling():
         with record_function(_key(RPCExecMode.SYNC, func, worker, callee)):
@@ -212,12 +216,13 @@ def rpc_async(
     worker = current_worker()
     callee = _callee(worker, to, func)
     call = worker.agent.outgoing.call_async
-    if (tracer := CALL_SPANS.tracer) is not None:
-        about = (RPCExecMode.ASYNC, func, worker, callee)
-        made = tracer.made(name_of(func), callee.name, stays_open=True)
-        with made as span, _range_if_profiling(*about):
-            future = call(callee.worker, *_prepare(func, args, kwargs), timeout)
-        future.add_done_callback(partial(tracer.finish, span))
+    if CALL_SPANS.tracer is not None:
+
+        def begin() -> Future[Any]:
+            with _range_if_profiling(RPCExecMode.ASYNC, func, worker, callee):
+                return call(callee.worker, *_prepare(func, args, kwargs), timeout)
+
+        future = begun_in_span(name_of(func), callee.name, begin, itself)
     elif is_profiling():
         with record_function(_key(RPCExecMode.ASYNC, func, worker, callee)):
             future = call(callee.worker, *_prepare(func, args, kwargs), timeout)
@@ -260,9 +265,15 @@ def remote(
     """
     worker = current_worker()
     callee = _callee(worker, to, func)
-    function, arguments, keywords = _prepare(func, args, kwargs)
-
     create = worker.service(ReferenceService).create_remote
+    if CALL_SPANS.tracer is not None:
+
+        def begin() -> RRef[Any]:
+            with _range_if_profiling(RPCExecMode.REMOTE, func, worker, callee):
+                return create(callee.worker, *_prepare(func, args, kwargs), timeout)
+
+        return begun_in_span(name_of(func), callee.name, begin, RRef._get_future)
+    function, arguments, keywords = _prepare(func, args, kwargs)
     if is_profiling():
         with record_function(_key(RPCExecMode.REMOTE, func, worker, callee)):
             return create(callee.worker, function, arguments, keywords, timeout)
@@ -283,11 +294,16 @@ def _check_callable(function: object) -> None:
 
 
 def _prepare(
-    function: Function, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    function: Function,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    name: str | None = "",
 ) -> Call:
+    """`name`: of what the program calls, where `function` is one of ours that does that for it;
+    None where that makes its span itself."""
     arguments, keywords = _arguments(args, kwargs)
-    if CALL_SPANS.tracer is not None:
-        call = traced(CALL_SPANS.tracer, (function, arguments, keywords))
+    if CALL_SPANS.tracer is not None and name is not None:
+        call = traced(CALL_SPANS.tracer, (function, arguments, keywords), name)
         function, arguments, keywords = call
     if is_carrying():
         function, arguments, keywords = carried((function, arguments, keywords))

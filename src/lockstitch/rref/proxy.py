@@ -8,13 +8,14 @@ timeout covers everything.
 
 from __future__ import annotations
 
-import functools
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstitch.runtime.call_spans import CALL_SPANS, traced
 from lockstitch.runtime.carried_modes import carried, is_carrying
 from lockstitch.runtime.invocation import Deferred
+from lockstitch.runtime.spans_of_callers import begun_in_span, itself, within_span
 from lockstitch.torch_internals.calls import PlainFuture
 from lockstitch.trust.registry import needed
 
@@ -64,26 +65,36 @@ class RRefProxy:
         return f"<RRefProxy of {self._rref!r} · {self._kind.value} · timeout {self._timeout}>"
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return functools.partial(self._call, name)
+        return partial(self._call, name)
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         rref, timeout = self._rref, self._timeout
-        agent, owner = rref._home.worker.agent, rref.owner().worker
-        call: WhatToCall = (run_method, (rref, name, *args), kwargs)
-        if CALL_SPANS.tracer is not None:
-            call = traced(CALL_SPANS.tracer, call, f"RRef:{name}")
-        if is_carrying():
-            call = carried(call)
+        owner, span = rref.owner(), f"RRef:{name}"
+        agent = rref._home.worker.agent
+
+        def call() -> WhatToCall:
+            made: WhatToCall = (run_method, (rref, name, *args), kwargs)
+            if CALL_SPANS.tracer is not None:
+                made = traced(CALL_SPANS.tracer, made, span)
+            return carried(made) if is_carrying() else made
+
         if self._kind is CallKind.SYNC:
-            return agent.outgoing.call(owner, *call, timeout)
+            if CALL_SPANS.tracer is None:
+                return agent.outgoing.call(owner.worker, *call(), timeout)
+            run = partial(agent.outgoing.call, timeout=timeout)
+            return within_span(span, owner.name, lambda: run(owner.worker, *call()))
         if self._kind is CallKind.ASYNC:
-            return agent.outgoing.call_async(owner, *call, timeout)
+            run = partial(agent.outgoing.call_async, timeout=timeout)
+            return begun_in_span(span, owner.name, lambda: run(owner.worker, *call()), itself)
         started = agent.clock.now()
         value_type = rref._get_type(timeout, blocking=True)
         getattr(value_type, name)
         if timeout > 0:
             timeout = max(timeout - (agent.clock.now() - started), 1e-3)
-        return rref._home.create_remote(owner, *call, timeout)
+        create = partial(rref._home.create_remote, timeout=timeout)
+        return begun_in_span(
+            span, owner.name, lambda: create(owner.worker, *call()), lambda made: made._get_future()
+        )
 
 
 def _as_called(_rref: Reference, name: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -34,6 +34,7 @@ own_modes.py          modes of torch of code that stops and goes on later
 outcome.py            how something that runs elsewhere will end
 inherited.py          timeouts that nested calls inherit; no waits on an event loop
 call_spans.py         spans of calls that a program exports, and the context of the caller
+spans_of_callers.py   the caller's side of these
 carried_modes.py      modes of torch that a call brings along
 flow_control.py       how much may be on its way to one peer
 duplicate_filter.py   which requests have come already, and which are wanted no more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from lockstitch.rpc.opentelemetry import instrument, uninstrument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -43,6 +44,11 @@ class Spans:
 
     def by(self, kind: SpanKind, name: str) -> ReadableSpan:
         """The only one of that kind for a function, as soon as it is over."""
+        (found,) = self.all(kind, name, 1)
+        return found
+
+    def all(self, kind: SpanKind, name: str, count: int) -> list[ReadableSpan]:
+        """So many of them, as soon as they are over."""
         pause = threading.Event()
         for _ in range(500):
             found = [
@@ -50,9 +56,9 @@ class Spans:
                 for each in self._exporter.get_finished_spans()
                 if each.kind is kind and each.name.endswith(f":{name}")
             ]
-            if found:
-                assert len(found) == 1
-                return found[0]
+            if len(found) >= count:
+                assert len(found) == count
+                return found
             pause.wait(0.01)
         raise AssertionError(f"no span of {name}")
 
@@ -153,11 +159,108 @@ def test_a_coroutine_runs_within_its_span(spans: Spans) -> None:
     assert rpc.rpc_sync("worker1", on_loop) is True
 
 
-def test_references_and_their_methods_are_served_in_spans(spans: Spans) -> None:
+@pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
+def test_references_and_their_methods_are_spans_on_both_sides(spans: Spans, way: str) -> None:
     counter = rpc.remote("worker1", Counter)
-    assert counter.rpc_sync().count() == 7
-    assert spans.by(SpanKind.SERVER, "Counter").kind is SpanKind.SERVER
-    assert spans.by(SpanKind.SERVER, "count").attributes["rpc.method"] == "count"
+    value = getattr(counter, way)().count()
+    assert {"rpc_sync": int, "rpc_async": wait, "remote": fetch}[way](value) == 7
+    for name in ("Counter", "count"):
+        called, served = spans.by(SpanKind.CLIENT, name), spans.by(SpanKind.SERVER, name)
+        assert is_child(served, called)
+        assert called.end_time >= served.end_time
+    assert called.attributes["peer.service"] == "worker1"
+    assert served.attributes["rpc.method"] == "count"
+
+
+def wait(future: torch.futures.Future[int]) -> int:
+    return future.wait()
+
+
+def fetch(rref: rpc.RRef[int]) -> int:
+    return rref.to_here()
+
+
+def test_a_value_that_could_not_be_made_is_an_error_where_that_was_tried(spans: Spans) -> None:
+    failed = rpc.remote("worker1", fail)
+    with pytest.raises(ValueError, match="on purpose"):
+        failed.to_here()
+    assert spans.by(SpanKind.SERVER, "fail").status.status_code is StatusCode.ERROR
+    assert is_child(spans.by(SpanKind.SERVER, "fail"), spans.by(SpanKind.CLIENT, "fail"))
+
+
+def test_each_call_of_a_group_is_a_span(spans: Spans) -> None:
+    everybody = rpc.group()
+    with spans.provider.get_tracer("test").start_as_current_span("m:program"):
+        assert everybody.call(leaf) == [3, 3]
+        counters = everybody.remote(Counter)
+        assert counters.call(Counter.count) == [7, 7]
+    program = spans.by(SpanKind.INTERNAL, "program")
+    for name in ("leaf", "Counter", "Counter.count"):
+        called = spans.all(SpanKind.CLIENT, name, 2)
+        assert {each.attributes["peer.service"] for each in called} == {"worker0", "worker1"}
+        assert all(is_child(each, program) for each in called)
+        served = spans.all(SpanKind.SERVER, name, 2)
+        assert sum(is_child(s, c) for s in served for c in called) == 2
+
+
+def yields() -> Iterator[int]:
+    yield rpc.rpc_sync("worker0", leaf)
+    yield 4
+
+
+async def yields_later() -> AsyncIterator[int]:
+    yield await rpc.rpc_async("worker0", leaf)
+    yield 4
+
+
+def yields_once_and_fails() -> Iterator[int]:
+    yield rpc.rpc_sync("worker0", leaf)
+    fail()
+
+
+@pytest.mark.parametrize("generator", [yields, yields_later, yields_once_and_fails])
+def test_a_stream_is_a_span_as_long_as_its_generator_and_the_parent_of_its_calls(
+    spans: Spans, generator: Callable[[], Iterator[int]]
+) -> None:
+    items = []
+    with contextlib.suppress(ValueError), rpc.stream("worker1", generator) as stream:
+        items = [next(stream), *stream]
+    called = spans.by(SpanKind.CLIENT, generator.__name__)
+    served = spans.by(SpanKind.SERVER, generator.__name__)
+    inner = spans.by(SpanKind.CLIENT, "leaf")
+    assert is_child(served, called)
+    assert is_child(inner, served)
+    assert inner.end_time <= served.end_time
+    is_failed = served.status.status_code is StatusCode.ERROR
+    assert is_failed == (generator is yields_once_and_fails)
+    assert items == ([] if is_failed else [3, 4])
+
+
+async def nested_later(name: str) -> int:
+    with trace.get_tracer("test").start_as_current_span(name):
+        await asyncio.sleep(0.01)
+        return await rpc.rpc_async("worker0", of_later, (name,))
+
+
+def of_later(_name: str) -> str:
+    return trace.get_current_span().get_span_context().trace_id
+
+
+def test_coroutines_that_run_at_once_keep_their_own_parents(spans: Spans) -> None:
+    tracer, traces, futures = spans.provider.get_tracer("test"), [], []
+    for name in "ab":
+        with tracer.start_as_current_span(f"m:{name}") as span:
+            traces.append(span.get_span_context().trace_id)
+            futures.append(rpc.rpc_async("worker1", nested_later, (name,)))
+    assert [each.wait() for each in futures] == traces
+    served = spans.all(SpanKind.SERVER, "nested_later", 2)
+    for inner in spans.all(SpanKind.CLIENT, "of_later", 2):
+        assert sum(is_in(inner, each) for each in served) == 1
+
+
+def is_in(span: ReadableSpan, other: ReadableSpan) -> bool:
+    same = span.context.trace_id == other.context.trace_id
+    return same and other.start_time <= span.start_time <= span.end_time <= other.end_time
 
 
 def test_modes_that_are_carried_leave_the_name_as_it_is(spans: Spans) -> None:

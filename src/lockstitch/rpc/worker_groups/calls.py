@@ -16,8 +16,10 @@ from lockstitch.rpc.worker_groups.future import GroupFuture
 from lockstitch.rpc.worker_groups.merging import GroupStream
 from lockstitch.rpc.worker_groups.reductions import operation_of, reduce
 from lockstitch.rpc.worker_groups.streams import DEFAULT_WINDOW, open_stream
+from lockstitch.runtime.functions import name_of
 from lockstitch.runtime.outgoing import to_several
 from lockstitch.runtime.pending import Future
+from lockstitch.runtime.spans_of_callers import begun_in_span, itself
 from lockstitch.runtime.worker import current_worker
 from lockstitch.wire.messages import Call
 
@@ -117,11 +119,12 @@ class Calls(ABC):
     ) -> GroupFuture[Any]:
         """Like `call`, but returns a `GroupFuture` of the results at once."""
         futures: list[Future[Any]] = []
+        name = name_of(func)
         calls = zip(self.workers, self._calls(func, args, kwargs), strict=True)
         with contextlib.closing(HostCopies()) as copies:
             make = to_several(copies) if len(self.workers) > 1 else Call
             for worker, call in calls:
-                future = begin_call(worker, call, timeout, make, is_first=not futures)
+                future = begin_call(worker, call, timeout, make, name=name, is_first=not futures)
                 futures.append(future)
         return GroupFuture(self.workers, futures)
 
@@ -227,20 +230,26 @@ def begin_call(
     timeout: float,
     make: MakeCall = Call,
     *,
+    name: str,
     is_first: bool = True,
 ) -> Future[Any]:
-    """Makes one of the calls. What cannot be sent raises; where it is not the first, others have
-    begun, and then it fails this one."""
+    """Makes one of the calls, of the function of that name. What cannot be sent raises; where it is
+    not the first, others have begun, and then it fails this one."""
     caller = current_worker()
     future: Future[Any] = Future()
-    try:
-        prepared = api._prepare(*call)
+
+    def begin() -> Future[Any]:
+        prepared = api._prepare(*call, name)
         if is_profiling():
             key = api._key(RPCExecMode.ASYNC, call[0], caller, worker)
             with record_function(key):
                 caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout, make)
         else:
             caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout, make)
+        return future
+
+    try:
+        return begun_in_span(name, worker.name, begin, itself)
     except Exception as error:
         if is_first:
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lockstitch.ids import WorkerInfo
@@ -15,7 +16,10 @@ from lockstitch.rpc.worker_groups.calls import Calls, begin_call, for_each
 from lockstitch.rpc.worker_groups.mapping import run_map
 from lockstitch.rpc.worker_groups.references import RRefGroup
 from lockstitch.rpc.worker_groups.selection import in_order, select
+from lockstitch.rref.rref import RRef
 from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.functions import name_of
+from lockstitch.runtime.spans_of_callers import begun_in_span
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
@@ -154,7 +158,7 @@ class Group(Calls, Sequence[WorkerInfo]):
         api._check_callable(func)
 
         def begin(worker: WorkerInfo, item: Any) -> Any:
-            return begin_call(worker, (func, (item,), None), timeout)
+            return begin_call(worker, (func, (item,), None), timeout, name=name_of(func))
 
         return run_map(begin, items, self.workers, in_flight, reassigns=reassign)
 
@@ -187,11 +191,16 @@ class Group(Calls, Sequence[WorkerInfo]):
         """
         create = current_worker().service(ReferenceService).create_remote
         calls = zip(self.workers, self._calls(func, args, kwargs), strict=True)
+        name = name_of(func)
         with contextlib.closing(HostCopies()) as copies:
+
+            def begin(worker: WorkerInfo, call: WhatToCall) -> RRef[Any]:
+                return create(worker.worker, *api._prepare(*call, name), timeout, copies)
+
             return RRefGroup(
                 [
-                    create(worker.worker, *api._prepare(*call), timeout, copies)
-                    for worker, call in calls
+                    begun_in_span(name, each.name, partial(begin, each, call), RRef._get_future)
+                    for each, call in calls
                 ]
             )
 

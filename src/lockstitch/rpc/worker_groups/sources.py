@@ -18,15 +18,18 @@ from asyncio import CancelledError
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.errors import RpcError
 from lockstitch.modes import Modes
+from lockstitch.runtime.call_spans import CALL_SPANS
 from lockstitch.runtime.functions import as_called
 from lockstitch.runtime.invocation import Deferred
 from lockstitch.runtime.outcome import Outcome
 from lockstitch.runtime.own_modes import OwnModes
+from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import current_worker
 from lockstitch.torch_internals.calls import PlainFuture
 from lockstitch.trust.registry import needed
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lockstitch.rref.rref import RRef
+    from lockstitch.runtime.call_spans import Carrier
     from lockstitch.runtime.worker import Worker
 
 Answer = tuple[Any, ...]
@@ -125,9 +129,12 @@ class Production:
         self.requests: SimpleQueue[tuple[int, Outcome] | None] = SimpleQueue()
         self.is_closing = False
         self.has_ended = False
+        self.ended: Future[None] = Future()
+        """Completes at the end, with what the generator has raised."""
         self._steps = steps
         self._report = report
         self._is_over = False
+        self._error: BaseException | None = None
 
     def run(self) -> None:
         """Answers one request after the other, until the source is closed or gone; in the modes in
@@ -137,6 +144,7 @@ class Production:
                 self._run()
         finally:
             self.has_ended = True
+            self.ended.complete(None, self._error)
             self.answer_late()
 
     def answer_late(self) -> None:
@@ -175,7 +183,7 @@ class Production:
         try:
             item = self._steps.next()
         except BaseException as raised:  # noqa: BLE001 - raised where the user iterates
-            error = raised
+            self._error = error = raised
         self._is_over = item is None or len(item) > 1
         answer.end(item, error)
 
@@ -223,6 +231,7 @@ class Source:
             AsyncSteps(iterator, worker) if isinstance(iterator, AsyncIterator) else Steps(iterator)
         )
         self._production = production = Production(steps, worker.agent.report)
+        self.ended = production.ended
         self._requests = production.requests
         worker.obtain(Sources, lambda: Sources(worker)).start(production)
 
@@ -242,9 +251,25 @@ class Source:
 
 
 @needed
-def open_source(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def open_source(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    about: tuple[str, Carrier] | None = None,
+) -> Any:
     """Calls a generator function, or any other that returns an iterator, and makes a `Source` of
-    what it returns."""
+    what it returns. `about`: of a call that is traced (`call_spans`); its span ends with the
+    generator."""
+    tracer = CALL_SPANS.tracer
+    if about is None or tracer is None:
+        return _open(function, args, kwargs)
+    with tracer.served(*about, stays_open=True) as span:
+        source = _open(function, args, kwargs)
+    source.ended.add_done_callback(partial(tracer.finish, span))
+    return source
+
+
+def _open(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Source:
     worker = current_worker()
     if worker.agent.allowed is not None:
         worker.agent.allowed.check_callee(function)
@@ -265,7 +290,10 @@ def open_source(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 
 def _called(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    _about: object = None,
 ) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     name, _, args, kwargs = as_called(function, args, kwargs)
     return name, args, kwargs

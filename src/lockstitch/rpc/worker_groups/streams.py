@@ -25,7 +25,11 @@ from lockstitch.rpc import api
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
 from lockstitch.rpc.worker_groups.arrivals import Arrivals
 from lockstitch.rpc.worker_groups.sources import CLOSE, ask_source, open_source
+from lockstitch.rref.rref import RRef
 from lockstitch.rref.service import ReferenceService
+from lockstitch.runtime.call_spans import CALL_SPANS
+from lockstitch.runtime.functions import name_of
+from lockstitch.runtime.spans_of_callers import begun_in_span
 from lockstitch.runtime.worker import current_worker
 
 if TYPE_CHECKING:
@@ -33,7 +37,6 @@ if TYPE_CHECKING:
 
     from lockstitch.ids import WorkerInfo
     from lockstitch.rpc.worker_groups.sources import Answer
-    from lockstitch.rref.rref import RRef
     from lockstitch.runtime.pending import Future
     from lockstitch.runtime.worker import Worker
 
@@ -227,8 +230,15 @@ def open_stream(
             f"{window!r}"
         )
     worker = current_worker()
-    call = api._prepare(open_source, (function, args, kwargs or {}), None)
-    source = worker.service(ReferenceService).create_remote(callee.worker, *call, timeout)
+    create, name = worker.service(ReferenceService).create_remote, name_of(function)
+
+    def begin() -> RRef[Any]:
+        # The span of who serves it lasts as long as the generator: that makes it (`open_source`).
+        about = None if CALL_SPANS.tracer is None else (name, CALL_SPANS.tracer.carrier())
+        call = api._prepare(open_source, (function, args, kwargs or {}, about), None, name=None)
+        return create(callee.worker, *call, timeout)
+
+    source = begun_in_span(name, callee.name, begin, RRef._get_future)
     return Stream(worker, source, callee, timeout, window)
 
 
