@@ -229,3 +229,23 @@ def test_when_the_process_is_gone_that_answers_for_a_host_another_one_does(
         cards = [each["card"] for each in told["processes"]]
         assert len({each["names"][0] for each in cards}) == len(cards)
         (gateway,) = [each for each in cards if each["gateway"] == gateway["gateway"]]
+
+
+def test_while_the_process_is_stopped_that_answers_for_a_host_another_one_does(
+    start: Callable[..., Job],
+) -> None:
+    job = start(IDLE, 2)
+    job.when(["status"], "worker1", 0)  # of the other host, as soon as all have met
+    (told,) = json.loads(job.say(0, "ps", "--json")[1])
+    cards = [each["card"] for each in told["processes"]]
+    (gateway,) = [each for each in cards if each["gateway"].startswith(ADDRESSES[0])]
+    os.kill(gateway["pid"], signal.SIGSTOP)
+    try:
+        words = ["status", "--address", gateway["gateway"]]
+        output = job.when(words, "worker1", 1, job.secret)
+        assert "worker2" in output
+        assert "stopped by a signal" in output
+        # Commands of the other host know of all those of this one, too.
+        assert "worker2" in job.when(["status"], "stopped by a signal", 1)
+    finally:
+        os.kill(gateway["pid"], signal.SIGCONT)

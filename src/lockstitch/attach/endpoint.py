@@ -39,16 +39,25 @@ _ROOT: Final = 0
 _PASSING: Final = SHORTAGES | {errno.ECONNABORTED}
 """What keeps this process from answering only for now."""
 _PAUSE_SECONDS: Final = 0.1
+_LENT: Final = b"."
+"""What a descriptor comes with, since it cannot come alone."""
 QUESTIONS: Final = Codec(Question, complaint="this is no question", by_name=True)
 
 
 class Endpoint:
-    """See the module. Open from the start; `answer(question)` gives the bytes of the answer. Raises
-    `OSError` where there can be no socket at the entry's place."""
+    """See the module. Open from the start; `answer(question)` gives the bytes of the answer, and
+    `lend()` the descriptor that is lent to who asks for it, -1 without one. Raises `OSError` where
+    there can be no socket at the entry's place."""
 
-    def __init__(self, entry: Entry, answer: Callable[[Question], bytes]) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        answer: Callable[[Question], bytes],
+        lend: Callable[[], int] = lambda: -1,
+    ) -> None:
         self._entry = entry
         self._answer = answer
+        self._lend = lend
         self._is_closed = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -114,6 +123,10 @@ class Endpoint:
                 return
             connection.settimeout(_QUESTION_SECONDS)
             question = QUESTIONS.decode(_read(connection))
+            if question.lends:
+                if (descriptor := self._lend()) >= 0:
+                    socket.send_fds(connection, [_LENT], [descriptor])
+                return
             answer = self._answer(question)
             connection.settimeout(_ANSWER_SECONDS)
             connection.sendall(answer)

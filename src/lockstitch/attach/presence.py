@@ -31,7 +31,7 @@ from lockstitch.attach.values import Card
 from lockstitch.forks import abandon_in_child
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from lockstitch.attach.folder import Elsewhere
     from lockstitch.attach.sources import Sources
@@ -59,6 +59,9 @@ class Presence:
         self._kind: Literal["worker", "launcher"] = "worker"
         self._has_failed = False
         self._gateway = ""
+        self.lend: Callable[[], int] = _nothing
+        """The descriptor at which this process listens for other hosts, -1 where it does not: other
+        processes of the job borrow it (`succession`)."""
         self._is_registered = False
         abandon_in_child(self)
 
@@ -167,6 +170,7 @@ class Presence:
         self._lock = threading.Lock()
         self._endpoint = self._entry = None
         self._gateway = ""
+        self.lend = _nothing
 
     # ------------------------------------------------------------ inside
 
@@ -196,7 +200,7 @@ class Presence:
 
     def _endpoint_at(self, entry: Entry) -> Endpoint:
         try:
-            return Endpoint(entry, self._answer)
+            return Endpoint(entry, self._answer, lambda: self.lend())
         except OSError:
             entry.remove()
             raise
@@ -209,6 +213,10 @@ class Presence:
 
     def _answer(self, question: Question) -> bytes:
         return REPORTS.encode(make_report(self.card(), self._sources, question))
+
+
+def _nothing() -> int:
+    return -1
 
 
 def rank_of(environment: Mapping[str, str]) -> str:

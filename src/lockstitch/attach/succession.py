@@ -5,6 +5,9 @@ address. Each other process waits for that lock, and sleeps in the kernel meanwh
 to one of them when its holder is gone, however it has ended. The address stays what it was, so
 nobody has to be told; what else the next one has to know stands in the file. It is removed by
 whoever looks next when nobody holds it any more.
+
+A process that is stopped, or hangs, is not gone, and holds its lock and its address. So the others
+borrow the socket at which it listens: whom it does not let in, one of them does.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.attach.folder import Elsewhere, decode_elsewhere, encode_elsewhere
+from lockstitch.attach.endpoint import QUESTIONS
+from lockstitch.attach.folder import Elsewhere, decode_elsewhere, encode_elsewhere, entries
+from lockstitch.attach.values import Question
 from lockstitch.forks import abandon_in_child
 
 if TYPE_CHECKING:
@@ -22,6 +28,9 @@ if TYPE_CHECKING:
 
 _SUFFIX: Final = ".gateway"
 _LONGEST: Final = 1 << 24
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+_TRIES: Final = 5
+_LOAN_SECONDS: Final = 2.0
 
 
 class Seat:
@@ -29,9 +38,8 @@ class Seat:
     and none can be made."""
 
     def __init__(self, folder: Path, address: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         self._path = folder / f"{address}{_SUFFIX}"
-        self._file = os.open(self._path, flags, 0o600)
+        self._file = os.open(self._path, _FLAGS, 0o600)
         abandon_in_child(self)
 
     def __repr__(self) -> str:
@@ -39,12 +47,23 @@ class Seat:
 
     def take(self) -> bool:
         """Takes it, whoever had that address before; returns whether nobody else has it now."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._file, 0)
-        except OSError:
-            return False
-        return True
+        for _ in range(_TRIES):
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not self._is_removed():
+                    os.ftruncate(self._file, 0)
+                    return True
+            if not self._open_again():
+                break
+        return False
+
+    def read(self) -> Elsewhere | None:
+        """Returns what whoever has it knows of other hosts; None where that is nothing yet."""
+        with contextlib.suppress(OSError):
+            if self._is_removed():
+                self._open_again()
+            return decode_elsewhere(os.pread(self._file, _LONGEST, 0))
+        return None
 
     def await_vacancy(self) -> Elsewhere | None:
         """Waits until whoever has it is gone, and takes it. Returns what that one knew of other
@@ -53,6 +72,19 @@ class Seat:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             return decode_elsewhere(os.pread(self._file, _LONGEST, 0))
         return None
+
+    def _is_removed(self) -> bool:
+        """Whether somebody has removed the file, who found it between its opening and its lock."""
+        return os.fstat(self._file).st_nlink == 0
+
+    def _open_again(self) -> bool:
+        """Opens the file that is at that place now, unless it is the same."""
+        if not self._is_removed():
+            return False
+        os.close(self._file)
+        self._file = -1
+        self._file = os.open(self._path, _FLAGS, 0o600)
+        return True
 
     def write(self, elsewhere: Elsewhere) -> None:
         """Leaves to the next one what is known of other hosts."""
@@ -70,6 +102,27 @@ class Seat:
     def abandon(self) -> None:
         """A forked child has no part in it."""
         self.close()
+
+
+def borrow_listener(folder: Path, address: str) -> int | None:
+    """Returns the socket at which the gateway of that address listens, as a descriptor of this
+    process; None where nobody lends it."""
+    for entry in entries(folder):
+        card = entry.read_card()
+        if card is None or card.gateway != address or entry.pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            connection = entry.connect()
+            if connection is None:
+                continue
+            with connection:
+                connection.settimeout(_LOAN_SECONDS)
+                connection.sendall(QUESTIONS.encode(Question(lends=True)))
+                connection.shutdown(socket.SHUT_WR)
+                _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+            if descriptors:
+                return descriptors[0]
+    return None
 
 
 def remove_vacant(folder: Path) -> None:

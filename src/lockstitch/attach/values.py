@@ -331,6 +331,8 @@ class Question:
     """For so long it is to record spans; 0: not at all."""
     most_spans: int = 0
     """So many of them it is to keep, the latest; 0: as many as it likes."""
+    lends: bool = False
+    """It is to answer with nothing but the socket at which it listens for other hosts."""
 
 
 @dataclass(frozen=True, slots=True)

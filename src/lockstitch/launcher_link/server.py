@@ -92,6 +92,11 @@ class LauncherServer:
             self._watch(listener, partial(self._accept, listener))
         return listener.address
 
+    @property
+    def descriptor(self) -> int:
+        """That at which it has listened from the beginning."""
+        return self._listeners[0].fileno() if self._listeners else -1
+
     def tell(self, worker: int, message: Any) -> None:
         """Sends a message to a worker; does nothing where the worker is gone."""
         line = self._lines.get(worker)
@@ -155,10 +160,10 @@ class LauncherServer:
         self._watch(stream, partial(self._listen, guest))
         self._door.admit(guest)
 
-    def _pause(self) -> None:
+    def _pause(self, seconds: float = _PAUSE_SECONDS) -> None:
         """Accepts nobody for a while: the selector would tell again and again who waits."""
         if self._reopens_at is None:
-            self._reopens_at = self._clock.now() + _PAUSE_SECONDS
+            self._reopens_at = self._clock.now() + seconds
             for listener in self._listeners:
                 self._selector.unregister(listener)
 

@@ -102,7 +102,8 @@ class SocketStream:
 
 class SocketListener:
     """Listens at `address`, for port 0 at one of `ports` that is free, or at any; for a selector,
-    so nothing here blocks. Raises `OSError`."""
+    so nothing here blocks. `fd:7`: a socket for TCP that listens already, by its descriptor, which
+    is this one's from now on. Raises `OSError`."""
 
     def __init__(self, address: str, ports: range | None = None) -> None:
         family, _, where = address.partition(":")
@@ -115,6 +116,9 @@ class SocketListener:
             except BaseException:
                 self._socket.close()
                 raise
+        elif family == "fd":
+            self._socket = socket.socket(fileno=int(where))
+            self.address = f"tcp:{with_port(*self._socket.getsockname()[:2])}"
         else:
             host, port = host_and_port(where)
             wanted = range(port, port + 1) if port else ports

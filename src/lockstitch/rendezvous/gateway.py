@@ -4,10 +4,10 @@ One process of a host opens it, of those that launchers number the first, where 
 is about to meet others over a network. When all have met, and they are of several hosts, each
 gateway learns those of the others, and commands of this user on its host find them
 (`PRESENCE.tell_elsewhere`); a gateway of a job of one host is closed again. When its process is
-gone another one of the host opens it again (`attach.succession`). LOCKSTITCH_ATTACH_PORT
-names a port for it; then it is there for a job of one host, too. Where LOCKSTITCH_PORT_RANGE says
-which ports may be used, it takes none of them unless that variable is set, since each may be needed
-by a worker.
+gone another one of the host goes on in its place, and while it is stopped or hangs another one
+answers for it (`attach.succession`). LOCKSTITCH_ATTACH_PORT names a port for it; then it is there
+for a job of one host, too. Where LOCKSTITCH_PORT_RANGE says which ports may be used, it takes none
+of them unless that variable is set, since each may be needed by a worker.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from lockstitch.attach.far import (
 from lockstitch.attach.folder import Elsewhere
 from lockstitch.attach.outlines import outlines
 from lockstitch.attach.presence import ATTACH_VARIABLE, PRESENCE
-from lockstitch.attach.succession import Seat
+from lockstitch.attach.succession import Seat, borrow_listener
 from lockstitch.attach.values import FarAnswer, FarQuestion
 from lockstitch.forks import abandon_in_child
 from lockstitch.launcher_link.server import LauncherServer
-from lockstitch.link.addresses import host_and_port, is_loopback, with_port
+from lockstitch.link.addresses import is_loopback, with_port
 from lockstitch.link.ports import VARIABLE as PORT_RANGE
 from lockstitch.rendezvous.large_group import MOST_WHO_READ_ALL
 from lockstitch.trust import Secret
@@ -42,6 +42,7 @@ from lockstitch.trust import Secret
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from lockstitch.link.sockets import SocketListener
     from lockstitch.rendezvous.static_group import StaticRoster
 
 PORT_VARIABLE: Final = "LOCKSTITCH_ATTACH_PORT"
@@ -52,6 +53,7 @@ _MOST_GUESTS: Final = 64
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 0.1
 _ANSWER_SECONDS: Final = 10.0
+_DEPUTY_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -61,21 +63,33 @@ class _Server(LauncherServer):
     codec = FAR
     most_bytes = MOST_BYTES
     patience_seconds = _ANSWER_SECONDS
+    delay_seconds = 0.0
+    """So long whoever comes is left to others that listen at the same socket."""
+    _left_at = float("-inf")
+
+    def _accept(self, listener: SocketListener) -> None:
+        now, since = self._clock.now(), self._left_at
+        self._left_at = float("-inf")
+        # Somebody still waits who did before; or somebody else does, who is welcome as well.
+        if self.delay_seconds and now - since > self.delay_seconds + _PAUSE_SECONDS:
+            self._left_at = now
+            self._pause(self.delay_seconds)
+            return
+        super()._accept(listener)
 
 
 class Gateway:
-    """Listens at a port of an address and answers, on threads of its own. Raises `OSError`."""
+    """Listens at an address (as `SocketListener`) and answers, on threads of its own. Raises
+    `OSError`. `is_deputy`: it lets in only whom nobody else does who listens there."""
 
-    def __init__(self, host: str, port: int, secret: Secret) -> None:
+    def __init__(self, address: str, secret: Secret, *, is_deputy: bool = False) -> None:
         self._selector = selectors.DefaultSelector()
         try:
             self._server = _Server(
-                self._selector,
-                secret,
-                self._hear,
-                f"tcp:{with_port(host, port)}",
-                most_guests=_MOST_GUESTS,
+                self._selector, secret, self._hear, address, most_guests=_MOST_GUESTS
             )
+            if is_deputy:
+                self._server.delay_seconds = _DEPUTY_SECONDS
         except BaseException:
             self._selector.close()
             raise
@@ -93,6 +107,15 @@ class Gateway:
     def address(self) -> str:
         """Where it listens, `host:port`."""
         return self._server.address.removeprefix("tcp:")
+
+    @property
+    def descriptor(self) -> int:
+        """That at which it listens."""
+        return self._server.descriptor
+
+    def take_over(self) -> None:
+        """Is a deputy no more."""
+        self._server.delay_seconds = 0.0
 
     def close(self) -> None:
         """Listens no more; harmless when repeated."""
@@ -144,6 +167,7 @@ class HostGateway:
         """That of this process's own gateway."""
         self._awaited: set[str] = set()
         """The addresses of gateways that this one opens again when their processes are gone."""
+        self._deputies: set[Gateway | None] = set()
         abandon_in_child(self)
 
     def __repr__(self) -> str:
@@ -159,13 +183,14 @@ class HostGateway:
                 self._secret = secret.of(PURPOSE)
                 try:
                     port = int(environment.get(PORT_VARIABLE) or 0)
-                    self._gateway = Gateway(host, port, self._secret)
+                    self._gateway = Gateway(f"tcp:{with_port(host, port)}", self._secret)
                 except (OSError, ValueError, OverflowError) as error:
                     _log.info("commands on other hosts do not see this one: %s", error)
                     return ""
                 self._seat = _seat_of(self._gateway.address)
                 if self._seat is not None:
                     self._seat.take()
+                PRESENCE.lend = self._lend
             return self._gateway.address
 
     def learn(self, roster: StaticRoster, environment: Mapping[str, str]) -> None:
@@ -209,20 +234,49 @@ class HostGateway:
             ).start()
 
     def _succeed(self, seat: Seat, address: str) -> None:
+        deputy = self._deputy_at(seat, address)
         elsewhere = seat.await_vacancy()
         secret = None if elsewhere is None else Secret.from_text(elsewhere.secret)
-        gateway = None if secret is None else _open_again(address, secret)
-        if elsewhere is None or secret is None or gateway is None:
-            seat.close()
-            return
+        gateway = None if secret is None else deputy or _open_again(address, secret)
         with self._lock:
-            if self._gateway is None:
+            self._deputies.discard(deputy)
+            if elsewhere and secret and gateway and self._gateway is None:
+                gateway.take_over()
                 self._gateway, self._secret, self._seat = gateway, secret, seat
                 self._others |= dict.fromkeys(elsewhere.addresses)
+                PRESENCE.lend = self._lend
                 self._tell(gateway, secret)
                 return
-        gateway.close()
+        for each in (gateway, deputy):
+            if each is not None:
+                each.close()
         seat.close()
+
+    def _deputy_at(self, seat: Seat, address: str) -> Gateway | None:
+        """Listens where the gateway does, for those whom it does not let in; None where it lends
+        nothing."""
+        for _ in range(_TRIES):  # it has met the others, and is about to say what it knows
+            elsewhere = seat.read()
+            if elsewhere is not None:
+                break
+            threading.Event().wait(_PAUSE_SECONDS)
+        else:
+            return None
+        try:
+            lent = borrow_listener(own_folder(), address)
+            secret = Secret.from_text(elsewhere.secret)
+            deputy = None if lent is None else Gateway(f"fd:{lent}", secret, is_deputy=True)
+        except (OSError, RuntimeError) as error:
+            _log.info("nobody answers for this host while the process that does hangs: %s", error)
+            return None
+        if deputy is not None:
+            with self._lock:
+                self._deputies.add(deputy)
+        return deputy
+
+    def _lend(self) -> int:
+        gateway = self._gateway
+        return -1 if gateway is None else gateway.descriptor
 
     def _leave_seat(self) -> None:
         if self._seat is not None:
@@ -232,9 +286,11 @@ class HostGateway:
     def close(self) -> None:
         """Closes the gateway; harmless when repeated."""
         with self._lock:
-            gateway, self._gateway, self._others = self._gateway, None, {}
-        if gateway is not None:
-            gateway.close()
+            open_, self._gateway, self._others = {self._gateway, *self._deputies}, None, {}
+            self._deputies = set()
+        for gateway in open_:
+            if gateway is not None:
+                gateway.close()
         self._leave_seat()
 
     def abandon(self) -> None:
@@ -242,7 +298,7 @@ class HostGateway:
         self._lock = threading.Lock()
         self._gateway = self._seat = None
         self._others = {}
-        self._awaited = set()
+        self._awaited, self._deputies = set(), set()
 
 
 def gateways_of(roster: StaticRoster) -> list[str]:
@@ -289,7 +345,7 @@ def _open_again(address: str, secret: Secret) -> Gateway | None:
     """Opens the gateway at an address whose process has just ended; None where that cannot be."""
     for _ in range(_TRIES):
         try:
-            return Gateway(*host_and_port(address), secret)
+            return Gateway(f"tcp:{address}", secret)
         except (OSError, RuntimeError) as error:  # still taken; or this process, too, ends
             _log.info("other hosts cannot ask this one at %s for now: %s", address, error)
             threading.Event().wait(_PAUSE_SECONDS)

@@ -39,7 +39,7 @@ def presence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Presen
 
 @pytest.fixture
 def gateway(presence: Presence) -> Iterator[Gateway]:
-    made = Gateway("127.0.0.1", 0, SECRET)
+    made = Gateway("tcp:127.0.0.1:0", SECRET)
     yield made
     made.close()
     made.close()

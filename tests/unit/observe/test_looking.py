@@ -93,7 +93,7 @@ def test_a_job_of_elsewhere_is_named_by_an_address_and_takes_its_secret(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = Secret(b"s" * 32)
-    gateway = Gateway("127.0.0.1", 0, secret.of(PURPOSE))
+    gateway = Gateway("tcp:127.0.0.1:0", secret.of(PURPOSE))
     where = f"tcp://{gateway.address}"
     monkeypatch.delenv("LOCKSTITCH_SECRET", raising=False)
     monkeypatch.delenv("LOCKSTITCH_SECRET_FILE", raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from lockstitch.rendezvous.static_group import StaticRoster
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SECRET = Secret(b"s" * 32)
@@ -187,10 +188,55 @@ def test_an_answer_may_be_longer_than_what_waits_in_a_connection(
     told = Answers(unreached=["x" * (1 << 24)])
     monkeypatch.setattr(gateway, "answers_of_own_job", lambda _asked: told)
     secret = SECRET.of(PURPOSE)
-    made = Gateway("127.0.0.1", 0, secret)
+    made = Gateway("tcp:127.0.0.1:0", secret)
     try:
         assert ask_far(made.address, secret, FarQuestion(Question())).unreached == (
             "x" * (1 << 24),
         )
     finally:
         made.close()
+
+
+def test_a_deputy_answers_those_whom_nobody_lets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "_DEPUTY_SECONDS", 0.2)
+    monkeypatch.setattr(gateway, "answers_of_own_job", lambda _asked: Answers(unreached=["c"]))
+    secret = SECRET.of(PURPOSE)
+    with listen("127.0.0.1", None, 4) as listener:  # of a process that is stopped
+        deputy = Gateway(f"fd:{os.dup(listener.fileno())}", secret, is_deputy=True)
+        try:
+            for _ in range(2):
+                began_at = time.monotonic()
+                asked = FarQuestion(Question(seconds=0.1))
+                assert ask_far(deputy.address, secret, asked).unreached == ("c",)
+                assert time.monotonic() - began_at > 0.1
+            deputy.take_over()
+            assert ask_far(deputy.address, secret, asked).unreached == ("c",)
+        finally:
+            deputy.close()
+
+
+def test_a_deputy_leaves_those_alone_whom_the_gateway_lets_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway, "_DEPUTY_SECONDS", 0.2)
+    answering: list[Gateway] = []
+    monkeypatch.setattr(gateway, "answers_of_own_job", lambda _asked: Answers())
+    monkeypatch.setattr(Gateway, "_hear", _noting(answering, Gateway._hear))
+    secret = SECRET.of(PURPOSE)
+    own = Gateway("tcp:127.0.0.1:0", secret)
+    deputy = Gateway(f"fd:{os.dup(own.descriptor)}", secret, is_deputy=True)
+    try:
+        for _ in range(3):
+            ask_far(own.address, secret, FarQuestion(Question(seconds=0.1)))
+    finally:
+        deputy.close()
+        own.close()
+    assert answering == [own] * 3
+
+
+def _noting(answering: list[Gateway], hear: Callable[..., None]) -> Callable[..., None]:
+    def noted(self: Gateway, *about: Any) -> None:
+        answering.append(self)
+        hear(self, *about)
+
+    return noted
