@@ -17,6 +17,7 @@
     far.py        asks those of other hosts, by way of a gateway (`rendezvous.gateway`)
     succession.py which process answers for a host when that of its gateway is gone
     system.py     what the system tells of a process, also of one that does not answer
+    control_groups.py  files of the control groups of a process
 
 Nothing here needs torch: whoever looks at a job need not wait for it to be imported. What is made
 of the answers (jobs, cycles, tables) is in `lockstitch.observe`.

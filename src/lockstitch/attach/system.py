@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Final, Literal
 
+from lockstitch.attach.control_groups import group_files
 from lockstitch.attach.values import SystemReport
 
 _PROC: Final = Path("/proc")
@@ -26,14 +28,15 @@ _FUTEX: Final = {
 STATES: Final = {
     "R": "runs",
     "S": "sleeps",
-    "D": "waits for a device",
+    "D": "waits deaf to signals, as for a disk or a file system",
     "T": "is stopped by a signal",
     "t": "is stopped by a debugger",
     "Z": "has ended, and its parent has not noticed",
     "X": "has ended",
     "I": "is idle",
+    "F": "is frozen with its control group",
 }
-"""The states of a process or thread, in words."""
+"""The states of a process or thread, in words; F is ours, for what the system tells elsewhere."""
 
 
 def look_at(pid: int) -> SystemReport | None:
@@ -41,9 +44,10 @@ def look_at(pid: int) -> SystemReport | None:
     fields = _stat(_PROC / str(pid) / "stat")
     if fields is None:
         return None
-    sleeps_in = _read(_PROC / str(pid) / "wchan")
+    is_frozen = _is_frozen(pid)
+    sleeps_in = "" if is_frozen else _read(_PROC / str(pid) / "wchan")
     return SystemReport(
-        state=fields[0],
+        state="F" if is_frozen else fields[0],
         cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
         memory=int(fields[21]) * _PAGE,
         threads=int(fields[17]),
@@ -104,6 +108,11 @@ def name_of_program(words: list[str]) -> str:
             elif not word.startswith("-"):
                 return Path(word).stem
     return Path(name).stem
+
+
+def _is_frozen(pid: int) -> bool:
+    files = group_files(pid, "freezer", "cgroup.events", "freezer.state")
+    return any(re.search(r"^(frozen 1|FROZEN)$", _read(each), re.MULTILINE) for each in files)
 
 
 def _stat(path: Path) -> list[str] | None:

@@ -71,6 +71,16 @@ class TrackedWorker:
     started_at: float = field(default_factory=time.time)
     """In seconds since the epoch."""
     ended_at: float | None = None
+    why_killed: str = ""
+    """What the kernel says of a worker that SIGKILL has ended."""
+
+    @property
+    def how_it_ended(self) -> str:
+        """In words; empty while it runs."""
+        if self.ended_at is None:
+            return ""
+        how = self.process.describe_end()
+        return f"{how}: {self.why_killed}" if self.why_killed else how
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,7 @@ class Job(ProcessLoop):
                 None
                 if each.ended_at is None
                 else time.time() - (SYSTEM_CLOCK.now() - each.ended_at),
-                "" if each.ended_at is None else each.process.describe_end(),
+                each.how_it_ended,
             )
             for each in list(self.tracked_workers.values())
         ]
@@ -182,6 +192,7 @@ class Job(ProcessLoop):
     def start(self, process: WorkerProcess) -> None:
         """Follows a process from now on."""
         self.track(process)
+        self._memory_kills.follow(process.pid)
         self.follow(process)
 
     def track(self, worker: Worker) -> None:
@@ -271,6 +282,7 @@ class Job(ProcessLoop):
                 self._take(tracked, stream, rest)
         tracked.ended_at = SYSTEM_CLOCK.now()
         if not self._signalled_since:
+            tracked.why_killed = self._why_killed(tracked.process, code)
             self.note_end(tracked, code)
         elif tracked.mark and tracked.marked_at < self._signalled_since:
             self._note_late_end(tracked, tracked.mark, code)
@@ -297,7 +309,7 @@ class Job(ProcessLoop):
                 tracked.marked_at if mark else order,
                 mark is not None and mark.is_of_lost_peer,
                 tracked.stderr_tail,
-                self._why_killed(process, code),
+                tracked.why_killed,
             )
         )
 

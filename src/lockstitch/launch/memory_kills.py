@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-_GROUPS: Final = Path("/sys/fs/cgroup")
+from lockstitch.attach.control_groups import group_files
+
 _LOG: Final = "/dev/kmsg"
 _LONGEST_RECORD: Final = 1 << 13
 _MOST_RECORDS: Final = 20_000
@@ -20,13 +21,19 @@ _OF_MACHINE: Final = Path("/proc/vmstat")
 
 
 class MemoryKills:
-    """What the kernel has counted since this was made."""
+    """What the kernel has counted since this was made, and since a process was followed."""
 
-    def __init__(self, own_group: str | None = None) -> None:
-        """`own_group`: what /proc/self/cgroup says, by default."""
-        text = _read(Path("/proc/self/cgroup")) if own_group is None else own_group
-        self._files = [*_files_of(text), _OF_MACHINE]
-        self._before = [count_in(_read(file)) for file in self._files]
+    def __init__(self) -> None:
+        self._before: dict[Path, int | None] = {}
+        self._files: dict[int | str, list[Path]] = {}
+        self.follow("self")
+        self._before[_OF_MACHINE] = count_in(_read(_OF_MACHINE))
+
+    def follow(self, pid: int | str) -> None:
+        """Looks at the control groups of a process, which may be others than this one's."""
+        self._files[pid] = files = group_files(pid, "memory", "memory.events", "memory.oom_control")
+        for file in files:
+            self._before.setdefault(file, count_in(_read(file)))
 
     def describe(self, pid: int) -> str:
         """Returns what the kernel says of process `pid`, which SIGKILL has ended; empty where it
@@ -35,12 +42,15 @@ class MemoryKills:
         if line:
             return f"out of memory: the kernel's log says {line!r}"
         counted = False
-        for file, before in zip(self._files, self._before, strict=True):
-            now = count_in(_read(file))
+        its = self._files.get(pid, [])
+        for file in dict.fromkeys((*its, *self._files["self"], _OF_MACHINE)):
+            now, before = count_in(_read(file)), self._before[file]
             if now is None or before is None:
                 continue
             if now > before:
-                where = "on this machine" if file == _OF_MACHINE else "in this control group"
+                where = "in its control group" if file in its else "in this control group"
+                if file == _OF_MACHINE:
+                    where = "on this machine"
                 return (
                     f"out of memory? Since the job began the kernel has killed {now - before} "
                     f"process{'es' * (now - before > 1)} for want of memory {where}"
@@ -55,19 +65,6 @@ def count_in(text: str) -> int | None:
     """Returns the number of such processes in a file of the kernel's; None where it has none."""
     found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
     return None if found is None else int(found[1])
-
-
-def _files_of(own_group: str) -> list[Path]:
-    """The files that count for a control group: of the unified hierarchy, or of the older one."""
-    files = []
-    for line in own_group.splitlines():
-        _number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            files.append(_GROUPS / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            files.append(_GROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
-    return files
 
 
 def _line_about(pid: int, log: str) -> str:

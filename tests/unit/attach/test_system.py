@@ -50,6 +50,28 @@ def test_the_state_of_a_thread_that_runs_and_of_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "file", "content", "told"),
+    [
+        ("D", "cgroup.events", "populated 1\nfrozen 0\n", "waits deaf to signals"),
+        ("S", "cgroup.events", "populated 1\nfrozen 1\n", "is frozen"),
+        ("D", "freezer.state", "FROZEN\n", "is frozen"),
+        ("D", "freezer.state", "THAWED\n", "waits deaf to signals"),
+    ],
+)
+def test_who_waits_without_end_or_is_frozen_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, file: str, content: str, told: str
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(f"7 (python) {state} " + "0 " * 40)
+    (tmp_path / file).write_text(content)
+    monkeypatch.setattr(system, "_PROC", tmp_path)
+    monkeypatch.setattr(system, "group_files", lambda *_asked: [tmp_path / file])
+    found = system.look_at(7)
+    assert found is not None
+    assert system.STATES[found.state].startswith(told)
+
+
+@pytest.mark.parametrize(
     ("where", "call", "kept"),
     [
         ("futex_do_wait", "202 0x1 0x189 0x0 0x0 0x0 0xffffffff 0x7f 0x7f", "lock"),

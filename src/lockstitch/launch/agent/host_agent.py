@@ -112,6 +112,7 @@ class HostAgent(ProcessLoop):
         except OSError as error:
             self._tell(NotStarted(start.worker, str(error)))
             return
+        self._memory_kills.follow(process.pid)
         self.follow(process)  # first: who hears that the launcher is gone is to end this one, too
         self._tell(Started(start.worker, process.pid))
 
