@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from lockstitch.attach.values import in_words
 from lockstitch.observe.activities import Activities
 from lockstitch.observe.launched import unseen_workers
-from lockstitch.observe.participants import Participant, Wait, participants_of
+from lockstitch.observe.participants import Participant, Wait, function_in_words, participants_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,7 +99,8 @@ class _Explaining:
             for call in worker.calls:
                 target = self.by_worker.get(call.to, call.to)
                 who = _thread_in_words(one, call.thread)
-                what = f"called {call.function} on {target}, {call.seconds:.1f} s ago{who}"
+                function = function_in_words(call.function)
+                what = f"called {function} on {target}, {call.seconds:.1f} s ago{who}"
                 yield Wait(
                     one.name, target, "call", what, call.seconds, worker.name, call.number,
                     thread=call.thread, whole=next(whole), count=call.count,

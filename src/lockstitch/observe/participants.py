@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
         WorkerReport,
     )
     from lockstitch.observe.grouping import Job
+
+
+_OURS: Final = {
+    "lockstitch.nn.pipelining.running:run_row": "a step of a pipeline",
+    "lockstitch.rpc.worker_groups.sources:ask_source": "the next item of a stream",
+}
+"""What the program has asked for by functions of ours."""
+
+
+def function_in_words(name: str) -> str:
+    """Returns what a function is called: mostly as it is."""
+    return _OURS.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)

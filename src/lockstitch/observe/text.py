@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from lockstitch.attach.system import STATES
 from lockstitch.attach.values import in_words
 from lockstitch.observe.launched import launched_in_words
+from lockstitch.observe.participants import function_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -191,7 +192,7 @@ def _culprit_lines(culprit: Culprit, one: Participant | None) -> Iterator[str]:
     if one.silence is not None and one.silence.system is not None:
         yield f"  {_FROM_OUTSIDE}"
     yield from _few(
-        f"{call.function}, which it serves for {call.caller}, "
+        f"{function_in_words(call.function)}, which it serves for {call.caller}, "
         + (f"is at {call.at}{_text(call.at)}" if call.at is not None else _PARKED)
         for call in one.serving
     )
@@ -230,13 +231,13 @@ def _participant_lines(one: Participant) -> Iterator[str]:
     worker = one.worker
     if worker is not None:
         yield from _few(
-            f"called {function} on {to}, {_ages(calls)} ago: no answer yet"
+            f"called {function_in_words(function)} on {to}, {_ages(calls)} ago: no answer yet"
             for (function, to), calls in _alike(
                 ((call.function, call.to), call) for call in worker.calls
             )
         )
         yield from _few(
-            f"serves {function} for {caller}, since {_ages(calls)}: {where}"
+            f"serves {function_in_words(function)} for {caller}, since {_ages(calls)}: {where}"
             for (function, caller, where), calls in _alike(
                 ((call.function, call.caller, _where(call)), call) for call in worker.serving
             )

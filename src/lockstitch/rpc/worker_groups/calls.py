@@ -230,11 +230,12 @@ def begin_call(
     timeout: float,
     make: MakeCall = Call,
     *,
-    name: str,
+    name: str = "",
     is_first: bool = True,
 ) -> Future[Any]:
-    """Makes one of the calls, of the function of that name. What cannot be sent raises; where it is
-    not the first, others have begun, and then it fails this one."""
+    """Makes one of the calls. `name`: of what the program calls, where a function of ours does that
+    for it. What cannot be sent raises; where it is not the first, others have begun, and then it
+    fails this one."""
     caller = current_worker()
     future: Future[Any] = Future()
 
@@ -249,7 +250,7 @@ def begin_call(
         return future
 
     try:
-        return begun_in_span(name, worker.name, begin, itself)
+        return begun_in_span(name or name_of(call[0]), worker.name, begin, itself)
     except Exception as error:
         if is_first:
             raise

@@ -158,7 +158,7 @@ class Group(Calls, Sequence[WorkerInfo]):
         api._check_callable(func)
 
         def begin(worker: WorkerInfo, item: Any) -> Any:
-            return begin_call(worker, (func, (item,), None), timeout, name=name_of(func))
+            return begin_call(worker, (func, (item,), None), timeout)
 
         return run_map(begin, items, self.workers, in_flight, reassigns=reassign)
 
