@@ -382,7 +382,9 @@ def test_workers_of_a_shell_are_one_job_and_a_dead_one_is_seen_by_its_launcher(
         for rank in range(3)
     ]
     try:
-        when(lambda: observe.waits(workers[1].pid).culprits)
+        when(
+            lambda: [each for each in observe.waits(workers[1].pid).waits if "second" in each.what]
+        )
         job = observe.status("by_hand")
         assert [each.card.pid for each in job.processes] == [each.pid for each in workers]
     finally:
