@@ -82,11 +82,18 @@ DEADLOCK = """
 
 
 MIXED = """
-    import os, torch
+    import os, time, torch
     import lockstitch.hvd as hvd
     from lockstitch import autograd, observe, rpc
     from lockstitch.nn import DataParallel, Pipeline
     rank = int(os.environ["RANK"])
+    class Slow(torch.nn.Module):  # a part that takes less than its messages its slot would not get
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(256, 256)
+        def forward(self, x):
+            time.sleep(0.02)
+            return self.linear(x)
     def make(seed):
         torch.manual_seed(seed)
         return torch.nn.Linear(16, 16)
@@ -97,7 +104,7 @@ MIXED = """
     hvd.init()
     if rank == 0:
         pipeline = Pipeline([rpc.remote(f"worker{i}", make, (i,)) for i in range(2)], chunks=2)
-        parallel = DataParallel(torch.nn.Linear(256, 256), device_ids=["fork", "fork"])
+        parallel = DataParallel(Slow(), device_ids=["fork", "fork"])
     weight = torch.ones(4, 16, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     while True:
@@ -464,8 +471,9 @@ def test_a_trace_of_a_job_of_every_kind(start: Start, tmp_path: Path) -> None:
     assert {"backward pass of #", "backward of a component of # nodes"} <= names
     reductions = {begin["name"] for begin, _ in found.asynchronous}
     assert {"allreduce allreduce.sum", "negotiate allreduce allreduce.sum"} <= reductions
-    # Calls there and back are whole, but for those at both edges of the window.
-    assert found.about["cut_flow_ends"] <= 16
+    # Calls there and back are whole, but for those at both edges of the window, which processes
+    # that wait for a processor do not begin and end at once.
+    assert found.about["cut_flow_ends"] <= 0.05 * found.about["flows"]
     (head, *_rest) = (name.partition(" (")[0] for name in found.names.values())
     assert head == "worker0"
 
