@@ -45,8 +45,8 @@ def paragraphs(explanation: Explanation) -> list[Paragraph]:
     causes = [
         *(Paragraph("cycle", tuple(_circle_lines(each, by_name))) for each in explanation.circles),
         *(
-            Paragraph("culprit", tuple(_culprit_lines(each, by_name.get(each.participant))))
-            for each in explanation.culprits
+            Paragraph("culprit", tuple(_culprit_lines(each, by_name)))
+            for each in _alike_culprits(explanation.culprits)
         ),
     ]
     launcher = explanation.job.launcher
@@ -181,11 +181,40 @@ def _served_in_words(callee: Participant, wait: Wait) -> str:
     return f"serves it at {served.at}{_text(served.at)}"
 
 
-def _culprit_lines(culprit: Culprit, one: Participant | None) -> Iterator[str]:
-    waiters = list(dict.fromkeys(each.waiter for each in culprit.waits))
-    its = "does not wait for others in that" if culprit.is_waiting else "waits for nobody"
-    yield f"{culprit.participant} is waited for by {_names(waiters)}, and {its}:"
-    yield from _few(_shared_lines(culprit.waits))
+def _alike_culprits(culprits: Iterable[Culprit]) -> Iterable[list[Culprit]]:
+    """Those together for whom the same ones wait for the same."""
+    alike: dict[object, list[Culprit]] = {}
+    for each in culprits:
+        key = (_waiters(each), *_shared_lines(each.waits), each.is_waiting)
+        alike.setdefault(key, []).append(each)
+    return alike.values()
+
+
+def _waiters(culprit: Culprit) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.waiter for each in culprit.waits))
+
+
+def _culprit_lines(alike: Sequence[Culprit], by_name: Mapping[str, Participant]) -> Iterator[str]:
+    first = alike[0]
+    names, waiters = _names([each.participant for each in alike]), _names(_waiters(first))
+    if len(alike) == 1:
+        its = "does not wait for others in that" if first.is_waiting else "waits for nobody"
+        yield f"{names} is waited for by {waiters}, and {its}:"
+        yield from _few(_shared_lines(first.waits))
+        yield from _where_culprit_stands(by_name.get(names))
+        return
+    theirs = "do not wait for others in that" if first.is_waiting else "wait for nobody"
+    yield f"{names} are waited for by {waiters}, and {theirs}:"
+    yield from _few(
+        each.replace("it has not submitted", "they have not submitted", 1)
+        for each in _shared_lines(first.waits)
+    )
+    yield from _few(
+        f"{each.participant}: {where_it_stands(by_name.get(each.participant))}" for each in alike
+    )
+
+
+def _where_culprit_stands(one: Participant | None) -> Iterator[str]:
     yield f"  {where_it_stands(one)}"
     if one is None:
         return

@@ -188,3 +188,18 @@ def test_of_many_calls_that_are_alike_their_number_is_told() -> None:
         "  serves m:ask for worker0, since 1.0 s to 3.0 s (16000 times): train.py:3 in ask: with "
         "lock:"
     ) in lines
+
+
+def test_those_for_whom_the_same_wait_are_told_together() -> None:
+    lines = explanation_lines(
+        explain(job(*(rank(n, 12, missing=(1, *range(3, 12))) for n in range(12))))
+    )
+    assert lines[2] == (
+        "rank 1, rank 3, rank 4, rank 5, rank 6, rank 7, rank 8, rank 9 and 2 more are waited for "
+        "by rank 0, rank 2, and wait for nobody:"
+    )
+    assert lines[3:5] == [
+        "  they have not submitted allreduce 'grad'",
+        "  rank 1: its main thread sleeps at train.py:9 in main: time.sleep(1000)",
+    ]
+    assert lines[12:14] == ["  … and 2 more", ""]
