@@ -40,9 +40,13 @@ _Way = tuple[tuple[Activity, "Wait | None"], ...]
 
 
 class Activities:
-    """See the module. `waits`: those that count."""
+    """See the module. What has been waited for since less than `patience_seconds` may be on its
+    way: whoever waits for that goes on."""
 
-    def __init__(self, participants: Sequence[Participant], waits: Iterable[Wait]) -> None:
+    def __init__(
+        self, participants: Sequence[Participant], waits: Iterable[Wait], patience_seconds: float
+    ) -> None:
+        self._patience_seconds = patience_seconds
         self._by_name = {each.name: each for each in participants}
         self._mains = {each.name: each.main_thread for each in participants}
         self._waits: dict[str, list[Wait]] = defaultdict(list)
@@ -70,7 +74,7 @@ class Activities:
     def target_of(self, wait: Wait) -> Activity:
         """Returns the activity that is waited for."""
         target = self._by_name.get(wait.target)
-        if target is None:
+        if target is None or wait.seconds < self._patience_seconds:
             return Activity(wait.target, "unknown")
         if wait.kind == "call":
             return self._serving(target, wait)

@@ -78,7 +78,7 @@ class _Explaining:
             self._learn(each)
         waits = tuple(wait for each in participants for wait in self._waits_of(each))
         old = [wait for wait in waits if wait.seconds >= self.patience_seconds]
-        activities = Activities(participants, old)
+        activities = Activities(participants, waits, self.patience_seconds)
         circles, culprits = tuple(activities.circles()), tuple(_culprits(old, activities))
         return Explanation(self.job, tuple(participants), waits, circles, culprits)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from lockstitch.attach.values import PendingCall, ServedCall, ThreadReport, WorkerReport
 from lockstitch.observe.explanation import explain
 from lockstitch.observe.text import explanation_lines
@@ -43,6 +45,20 @@ def test_calls_that_are_worked_on_make_no_circle_though_they_cross() -> None:
     assert told.circles == ()
     assert [each.participant for each in told.culprits] == ["worker1"]
     assert [names(each) for each in crossing("lock", "lock").circles] == [["worker0", "worker1"]]
+
+
+@pytest.mark.parametrize("seconds", [0.01, 5.0])
+def test_who_calls_again_and_again_goes_on_whatever_else_is_to_be_answered(seconds: float) -> None:
+    # The main threads wait for nothing that is known, so for what nobody else waits for.
+    def waiting(number: int, *more: PendingCall) -> ProcessReport:
+        told = caller(number, 1 - number, of=1 - number)
+        (worker,) = told.workers
+        calls = (replace(worker.calls[0], thread=0), *more)
+        return replace(told, workers=(replace(worker, calls=calls),))
+
+    assert len(explain(job(waiting(0), waiting(1))).circles) == 1
+    again = PendingCall("worker2", "m:again", seconds, 8, 1)
+    assert explain(job(waiting(0, again), waiting(1), idle(2))).circles == ()
 
 
 def test_who_may_have_a_lock_goes_on_unless_it_only_sleeps_now_and_then() -> None:
