@@ -142,8 +142,10 @@ def test_the_span_of_a_call_that_nobody_waits_for_ends_with_its_future(
     served = spans.by(SpanKind.SERVER, function.__name__)
     assert is_child(served, called)
     if function is deferred:
-        assert is_child(spans.by(SpanKind.CLIENT, "leaf"), served)
-        assert spans.by(SpanKind.CLIENT, "leaf").end_time <= served.end_time
+        inner = spans.by(SpanKind.CLIENT, "leaf")
+        assert is_child(inner, served)
+        # Both end with the same future, each on a thread that may have to wait for a processor.
+        assert inner.start_time <= served.end_time
 
 
 def test_an_error_of_a_call_that_nobody_waits_for_is_in_its_span(spans: Spans) -> None:
