@@ -35,6 +35,10 @@ _AT_ONCE: Final = 512
 _PAUSE_SECONDS: Final = 0.01
 _BEGIN_SECONDS: Final = 60.0
 """So long it may take a process at most from its first file to its socket."""
+_HELD: Final = "TtF"
+"""States in which a process cannot answer until somebody lets it."""
+_LOOK_SECONDS: Final = 0.2
+"""So often it is looked whether those that do not answer are in one of these."""
 GRACE_SECONDS: Final = 0.7
 """So much longer than the question gives may an answer take: a busy process gets its turn late."""
 
@@ -146,30 +150,41 @@ class _Round:
     def __init__(self, asked: Sequence[Entry], question: Question) -> None:
         self._left = list(reversed(asked))
         self._content = QUESTIONS.encode(question)
-        self._ends_at = time.monotonic() + question.seconds + GRACE_SECONDS
-        self._seconds = question.seconds + GRACE_SECONDS
+        self._begun_at = time.monotonic()
+        self._ends_at = self._begun_at + question.seconds + GRACE_SECONDS
         self._open: set[_Conversation] = set()
         self._answers = Answers()
 
     def answers(self) -> Answers:
         with selectors.DefaultSelector() as selector:
+            were_held = False
             while (self._left or self._open) and time.monotonic() < self._ends_at:
                 waits_for_room = self._begin(selector)
-                seconds = self._ends_at - time.monotonic()
+                seconds = min(_LOOK_SECONDS, self._ends_at - time.monotonic())
                 if waits_for_room:
                     seconds = min(seconds, _PAUSE_SECONDS)
-                for key, _ in selector.select(max(0.0, seconds)):
+                ready = selector.select(max(0.0, seconds))
+                for key, _ in ready:
                     self._go_on(selector, key.data)
+                are_held = not (ready or self._left) and self._are_all_held()
+                # Once would be too little: a debugger may look at it for a moment.
+                if were_held and are_held:
+                    break
+                were_held = are_held
+        seconds = time.monotonic() - self._begun_at
         for conversation in self._open:
             conversation.connection.close()
-            self._note_silence(
-                conversation.entry, f"it did not answer within {self._seconds:.1f} s"
-            )
+            self._note_silence(conversation.entry, f"it did not answer within {seconds:.1f} s")
         for entry in self._left:
             self._note_silence(entry, "it takes in no questions any more")
         self._answers.reports.sort(key=lambda each: each.card.pid)
         self._answers.silent.sort(key=lambda each: each.card.pid)
         return self._answers
+
+    def _are_all_held(self) -> bool:
+        """Whether those that have not answered cannot."""
+        told = [system.look_at(each.entry.pid) for each in self._open]
+        return all(each is not None and each.state in _HELD for each in told)
 
     def _begin(self, selector: selectors.BaseSelector) -> bool:
         """Connects to as many as may be; returns whether one has to be tried again."""

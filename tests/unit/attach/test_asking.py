@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +20,6 @@ from lockstitch.attach.report import REPORTS, make_report
 from lockstitch.attach.sources import Sources
 from lockstitch.attach.values import Question
 from tests.unit.attach.cards import card
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHORT = Question(seconds=0.05 - GRACE_SECONDS)
 
@@ -68,6 +68,25 @@ def test_who_does_not_answer_is_told_with_its_card_and_what_the_system_says(fold
     assert "did not answer within" in silence.why
     assert silence.system is not None
     assert silence.system.threads >= 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_for_those_that_are_stopped_nobody_waits_to_the_end(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        entry = Entry(folder, child.pid, system.born(child.pid) or 0)
+        entry.write_card(card(child.pid))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(entry.address))
+            listener.listen()
+            child.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            (silence,) = ask(all_entries(), Question(seconds=60)).silent
+            assert time.monotonic() - began < 30
+            child.send_signal(signal.SIGCONT)
+        child.kill()
+    assert silence.system is not None
+    assert silence.system.state == "T"
+    assert "did not answer within" in silence.why
 
 
 @pytest.mark.parametrize(
