@@ -51,6 +51,7 @@ _LOCAL_RANKS: Final = (
 ).split()
 _MOST_GUESTS: Final = 64
 _TRIES: Final = 20
+_LOAN_TRIES: Final = 100
 _PAUSE_SECONDS: Final = 0.1
 _ANSWER_SECONDS: Final = 10.0
 _DEPUTY_SECONDS: Final = 1.0
@@ -255,7 +256,7 @@ class HostGateway:
     def _deputy_at(self, seat: Seat, address: str) -> Gateway | None:
         """Listens where the gateway does, for those whom it does not let in; None where it lends
         nothing."""
-        for _ in range(_TRIES):  # it has met the others, and is about to say what it knows
+        for _ in range(_LOAN_TRIES):  # it has met the others, and is about to say what it knows
             elsewhere = seat.read()
             if elsewhere is not None:
                 break
