@@ -16,6 +16,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 _WIDTH_OF_CALL: Final = 9
+"""What is told of a call of the system: its number, six arguments, and two addresses."""
 _FUTEX: Final = {
     "x86_64": "202",
     "aarch64": "98",
@@ -24,6 +25,9 @@ _FUTEX: Final = {
     "s390x": "238",
 }
 """The number of that call, for kernels that do not say in words where a thread waits."""
+_COMMAND: Final = 0x7F
+_WAIT_BITSET: Final = 9
+"""With this semaphores and conditions wait, of which the locks of Python and of C++ are made."""
 
 STATES: Final = {
     "R": "runs",
@@ -82,14 +86,16 @@ def what_keeps(native_id: int) -> Literal["", "lock", "limited lock", "sleep"]:
     is for a limited time only, or a "sleep"; empty where it does not, or that is not told."""
     folder = _PROC / "self" / "task" / str(native_id)
     where, call = _read(folder / "wchan"), _read(folder / "syscall").split()
-    # The number of the call, its six arguments, of which a futex's fourth is the limit, and more.
     if len(call) < _WIDTH_OF_CALL:
         return ""
-    if "nanosleep" in where:
+    number, first, operation, _, limit = call[:5]
+    if "nanosleep" in where or ("poll" in where and int(first, 16) == 0):
         return "sleep"
-    if "futex" in where or call[0] == _FUTEX.get(os.uname().machine):
-        return "lock" if int(call[4], 16) == 0 else "limited lock"
-    return ""
+    is_futex = "futex" in where or number == _FUTEX.get(os.uname().machine)
+    # Who wants the interpreter's lock waits in a plain one, for a mutex, or for a limited time.
+    if not is_futex or int(operation, 16) & _COMMAND != _WAIT_BITSET:
+        return ""
+    return "limited lock" if int(limit, 16) else "lock"
 
 
 def name_of_program(words: list[str]) -> str:

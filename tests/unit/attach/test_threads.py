@@ -111,3 +111,22 @@ def test_what_a_thread_stands_in_is_told() -> None:
 
 def _standing(names: Iterable[str]) -> dict[str, str]:
     return {each.name: each.stands_in for each in look_at_threads() if each.name in names}
+
+
+def test_who_only_waits_for_the_interpreter_stands_in_no_lock() -> None:
+    has_ended = False
+
+    def compute() -> None:
+        while not has_ended:
+            pass
+
+    threads = [threading.Thread(target=compute, name=f"computes {n}") for n in range(4)]
+    for each in threads:
+        each.start()
+    found: set[str] = set()
+    for _ in range(20):
+        found |= set(_standing([each.name for each in threads]).values())
+    has_ended = True
+    for each in threads:
+        each.join()
+    assert found == {""}
