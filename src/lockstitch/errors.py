@@ -276,7 +276,7 @@ def _is_of_lost_peer(error: BaseException) -> bool:
     if type(error).__name__ in _OF_CONNECTIONS:
         return True
     return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in _WORDS_OF_CONNECTIONS
+        words in text_of(error) for words in _WORDS_OF_CONNECTIONS
     )
 
 
@@ -294,6 +294,22 @@ def copy_of(error: BaseException) -> BaseException:
     copy.__context__ = error.__context__
     copy.__suppress_context__ = error.__suppress_context__
     return copy.with_traceback(error.__traceback__)
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says. One that fails at that must not keep anybody waiting."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - whatever a __str__ of a program raises
+        return "(its text cannot be shown)"
+
+
+def repr_of(error: BaseException) -> str:
+    """… and what it is."""
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001 - likewise
+        return f"{type(error).__qualname__} {text_of(error)}"
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -118,3 +118,20 @@ def test_notes_are_kept_and_shown_where_python_has_no_place_for_them(
     for shown in (errors.format_error(error, None), capsys.readouterr().err):
         lines = shown.splitlines()
         assert all(lines.count(note) == 1 for note in ("first", "second", "of the cause")), shown
+
+
+class SaysNothingError(Exception):
+    """As one whose `__str__` needs what a failed constructor has not set."""
+
+    def __str__(self) -> str:
+        return self.what  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return self.what  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_shown_is_named_and_raises_nothing() -> None:
+    assert errors.text_of(SaysNothingError()) == "(its text cannot be shown)"
+    assert errors.repr_of(SaysNothingError()) == "SaysNothingError (its text cannot be shown)"
+    assert errors.text_of(KeyError("a")) == "'a'"
+    assert errors.repr_of(KeyError("a")) == "KeyError('a')"

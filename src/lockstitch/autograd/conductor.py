@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstitch.autograd.listening import Listening
-from lockstitch.errors import ConnectionLostError, LockstitchError
+from lockstitch.errors import ConnectionLostError, LockstitchError, text_of
 from lockstitch.runtime import remote_errors
 from lockstitch.wire.encodings import PICKLE
 from lockstitch.wire.messages import BackwardFailed, NeedParts, Payload, Report
@@ -262,7 +262,7 @@ class RemoteInitiator:
         """The error crosses like that of a call."""
         described = remote_errors.describe(error, self._worker.name)
         body = Payload(PICKLE, pickle.dumps(described, 5), ())
-        self._tell(BackwardFailed(self._context, self._options.id, str(error), body))
+        self._tell(BackwardFailed(self._context, self._options.id, text_of(error), body))
 
     def note_lost(self, error: RpcError) -> None:
         """A connection to or from the initiator has ended, and what it carried may be lost."""

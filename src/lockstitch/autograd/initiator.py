@@ -22,6 +22,7 @@ from lockstitch.errors import (
     LockstitchError,
     PeerDiedError,
     copy_of,
+    text_of,
 )
 from lockstitch.wire.messages import Abort, AskPassStatus, AskReach, Parts
 
@@ -241,12 +242,13 @@ class Initiator:
         self, error: BaseException, worker: WorkerId | None = None, text: str | None = None
     ) -> None:
         """The pass has failed, on `worker` (default: here). The first failure counts; `text` is
-        what it says, where that is not `str(error)`."""
+        what it says, where that is not the error's own text."""
+        rank = (worker or self._worker.id).rank
+        raised = _as_raised(error, rank, text_of(error) if text is None else text)
         with self._lock:
             if self._is_over():
                 return
-            rank = (worker or self._worker.id).rank
-            self._error = _as_raised(error, rank, str(error) if text is None else text)
+            self._error = raised
             self._rouse()
         self.backward_pass.fail(error)
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from lockstitch.attach.logs import ProcessLog
 from lockstitch.devices.kinds import HOST
+from lockstitch.errors import repr_of
 from lockstitch.modes import plain_modes
 from lockstitch.nn import parallel
 from lockstitch.nn.calibration import Calibration
@@ -100,7 +101,7 @@ class Automatic:
             if is_first:
                 _compare(output, module, inputs, kwargs)
         except Exception as error:  # noqa: BLE001 - of whatever kind: it is raised again, or logged
-            reason = repr(error)
+            reason = repr_of(error)
         else:
             self._tried.add(way)
             self._finish(step, output)

@@ -11,7 +11,7 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from lockstitch.errors import RpcError, add_note
+from lockstitch.errors import RpcError, add_note, text_of
 from lockstitch.optim.gradients import gather_gradients
 from lockstitch.optim.groups import PARAMS, Change, shown
 from lockstitch.optim.local import LocalOptimizer
@@ -92,11 +92,10 @@ def _outcome(owner: WorkerInfo, future: Future[T] | Exception) -> Outcome[T]:
 def values(outcomes: Sequence[Outcome[T]], done: str = "", consequence: str = "") -> list[T]:
     """The values of all. Where any failed, raises the first one's exception, with notes about the
     others, and says who has `done` what was asked, or the `consequence`."""
-    failures = [outcome for outcome in outcomes if outcome.error is not None]
+    failures = [(each.owner.name, each.error) for each in outcomes if each.error is not None]
     if not failures:
         return [outcome.value for outcome in outcomes]  # type: ignore[misc]
-    first = failures[0].error
-    assert first is not None
+    first = failures[0][1]
     said = "; ".join(filter(None, [_who_has(outcomes, done) if done else "", consequence]))
     if said and isinstance(first, RpcError):
         told = copy.copy(first)  # others may wait for the same, and have it raised too
@@ -104,9 +103,8 @@ def values(outcomes: Sequence[Outcome[T]], done: str = "", consequence: str = ""
         told.__cause__, first = first, told
     elif said:
         add_note(first, said)
-    for other in failures[1:]:
-        kind = type(other.error).__name__
-        add_note(first, f"also on worker {other.owner.name!r}: {kind}: {other.error}")
+    for name, other in failures[1:]:
+        add_note(first, f"also on worker {name!r}: {type(other).__name__}: {text_of(other)}")
     raise first
 
 

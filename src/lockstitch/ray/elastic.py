@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.clock import SYSTEM_CLOCK
-from lockstitch.errors import CollectiveError, PlacementError
+from lockstitch.errors import CollectiveError, PlacementError, repr_of
 from lockstitch.launcher_link.client import REACHED_AT
 from lockstitch.launcher_link.conductor import Conductor, NewWorld, Surroundings
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions, Ended, HostsFound
@@ -341,6 +341,6 @@ def _failure(reason: str, errors: list[tuple[str, Exception]]) -> CollectiveErro
     if not own:
         return CollectiveError(f"the job has failed: {reason}")
     who, cause = own[0]
-    error = CollectiveError(f"the job has failed: {reason}. {who} failed first: {cause!r}")
+    error = CollectiveError(f"the job has failed: {reason}. {who} failed first: {repr_of(cause)}")
     error.__cause__ = cause
     return error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockstitch.errors import text_of
 from lockstitch.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from lockstitch.rpc.quiescence import Quiescence, TimeLimit
 from lockstitch.rpc.tree import Attendance
@@ -101,7 +102,7 @@ def _broadcast(
         first = next(iter(errors.values()))
         raise RuntimeError(
             f"Followers {list(errors)} timed out in _all_gather after {seconds:.2f} seconds. "
-            f"The first exception is {first}"
+            f"The first exception is {text_of(first)}"
         ) from first
 
 

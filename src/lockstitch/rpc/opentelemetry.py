@@ -15,6 +15,7 @@ from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 
 from lockstitch import __version__
+from lockstitch.errors import text_of
 from lockstitch.runtime.call_spans import CALL_SPANS
 
 if TYPE_CHECKING:
@@ -103,6 +104,6 @@ def _current(span: trace.Span, *, stays_open: bool) -> Iterator[None]:
 
 def _end(span: trace.Span, error: BaseException) -> None:
     span.record_exception(error)
-    said = f"{type(error).__name__}: {error}"
+    said = f"{type(error).__name__}: {text_of(error)}"
     span.set_status(trace.Status(trace.StatusCode.ERROR, said))
     span.end()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.errors import RemoteError, RRefError
+from lockstitch.errors import RemoteError, RRefError, repr_of
 from lockstitch.rref.events import Asked, Called
 from lockstitch.wire.messages import Fetch, RemoteCall
 
@@ -70,7 +70,7 @@ def _conclude(
     elif isinstance(error, Exception):
         value.fail(error)
     else:  # SystemExit or KeyboardInterrupt must not end whoever looks at the value
-        value.fail(RemoteError(f"the function of remote() raised {error!r}"))
+        value.fail(RemoteError(f"the function of remote() raised {repr_of(error)}"))
     invocation.reply(None)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.errors import CallbackError, add_note, print_error
+from lockstitch.errors import CallbackError, add_note, print_error, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,8 @@ def error_of(callback: Callable[[Any], object], error: BaseException) -> BaseExc
     if isinstance(error, RuntimeError) or not isinstance(error, Exception):
         return error
     # The words are torch's.
-    text = f"Got the following error when running the callback: {type(error).__name__}: {error}"
+    said = f"{type(error).__name__}: {text_of(error)}"
+    text = f"Got the following error when running the callback: {said}"
     wrapped = CallbackError(text)
     wrapped.__cause__ = error
     return wrapped

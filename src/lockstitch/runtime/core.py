@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.devices.maps import DeviceMap
-from lockstitch.errors import print_error
+from lockstitch.errors import print_error, repr_of
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.memory.pools import WarmBuffers, default_capacity
 from lockstitch.runtime.event_loop import EventLoop
@@ -129,7 +129,7 @@ class Core:
 
     def report(self, error: BaseException) -> None:
         """An error that no caller can be told: printed, and kept for `statistics`."""
-        self.note("error", repr(error))
+        self.note("error", repr_of(error))
         if not self.is_closed:
             print_error(error, error.__traceback__)
 

@@ -20,6 +20,7 @@ from lockstitch.errors import (
     RemoteProtocolError,
     add_note,
     format_error,
+    text_of,
 )
 from lockstitch.imports import loads
 from lockstitch.wire.unpickling import load_plain
@@ -68,11 +69,7 @@ def describe(error: BaseException, worker: str) -> Described:
             pickled = _dumps(error)
         except Exception:  # noqa: BLE001 - whatever a __reduce__ may raise: then it goes as text
             pickled = None
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - a __str__ that fails must not keep the caller waiting
-        message = "(its text cannot be shown)"
-    return worker, kind.__qualname__, message, text, pickled
+    return worker, kind.__qualname__, text_of(error), text, pickled
 
 
 def traceback_of(error: BaseException) -> str:
@@ -117,7 +114,8 @@ def rebuild(described: Described, allowed: Registry | None = None) -> BaseExcept
         try:
             error = _load(pickled, allowed)
         except Exception as problem:  # noqa: BLE001 - constructors of exceptions raise anything
-            reason = f"Exception was not rebuilt here ({type(problem).__name__}: {problem}). "
+            said = f"{type(problem).__name__}: {text_of(problem)}"
+            reason = f"Exception was not rebuilt here ({said}). "
     if isinstance(error, Exception):
         if _FRAME in text:  # else there is nothing in it but the error once more
             # Python 3.10 does not print the note.

@@ -13,7 +13,7 @@ import pickle
 import struct
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from lockstitch.errors import RemoteProtocolError, SerializationError
+from lockstitch.errors import RemoteProtocolError, SerializationError, repr_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +74,9 @@ class RestrictedUnpickler(_Machine):  # type: ignore[misc]
             OverflowError,
             struct.error,
         ) as error:
-            raise RemoteProtocolError(f"what a peer pickled is not readable: {error!r}") from error
+            raise RemoteProtocolError(
+                f"what a peer pickled is not readable: {repr_of(error)}"
+            ) from error
 
     def _check_callee(self, callee: Any) -> None:
         if not any(each is callee for each in self._found):

@@ -9,7 +9,7 @@ import pickle
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.errors import RemoteProtocolError, SerializationError
+from lockstitch.errors import RemoteProtocolError, SerializationError, repr_of
 from lockstitch.wire import arrays
 from lockstitch.wire.encodings import (
     FLAT_WITH_OWN,
@@ -72,7 +72,7 @@ def unpack(
                 check_marshal(stream, _MOST_NESTING)
             return _unpack_flat_with_own(payload, registry, session or UnpickleSession(None))
     except (StopIteration, IndexError, TypeError, ValueError, EOFError) as error:
-        raise RemoteProtocolError(f"a payload does not fit its items: {error!r}") from error
+        raise RemoteProtocolError(f"a payload does not fit its items: {repr_of(error)}") from error
     if encoding != PICKLE:
         raise RemoteProtocolError(f"unknown encoding {encoding} of a payload")
     return _unpickle(payload, registry, session or UnpickleSession(None))

@@ -29,6 +29,7 @@ class Breaks(torch.autograd.Function):
     """Fails in backward while `fails` is set; reports that it was reached."""
 
     fails = True
+    error: type[Exception] = ValueError
     reached = threading.Event()
 
     @staticmethod
@@ -39,8 +40,17 @@ class Breaks(torch.autograd.Function):
     def backward(ctx, gradient):
         if Breaks.fails:
             Breaks.reached.set()
-            raise ValueError("a broken backward")
+            raise Breaks.error("a broken backward")
         return gradient
+
+
+class SaysNothingError(Exception):
+    """As one whose `__str__` needs what its constructor did not set."""
+
+    def __str__(self):
+        return self.what
+
+    __repr__ = __str__
 
 
 def break_in_backward(tensor):
@@ -144,6 +154,16 @@ def test_an_error_in_the_roots_own_graph(cluster, breaking):
         y = rpc.rpc_sync("worker1", times_weight, args=(leaf(),))
         with pytest.raises(DistAutogradError, match="Error on Node 0: a broken backward"):
             autograd.backward(context_id, [Breaks.apply(y).sum()])
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_error_without_a_text_keeps_nobody_waiting(cluster, breaking, monkeypatch, rank):
+    monkeypatch.setattr(breaking, "error", SaysNothingError)
+    with cluster[0].active(), autograd.context() as context_id:
+        y = rpc.rpc_sync("worker1", pass_on_and_break if rank else times_weight, args=(leaf(),))
+        loss = y if rank else Breaks.apply(y)
+        with pytest.raises(DistAutogradError, match=f"Error on Node {rank}: .its text cannot be"):
+            autograd.backward(context_id, [loss.sum()])
 
 
 def test_a_worker_that_died_before_the_pass(cluster):

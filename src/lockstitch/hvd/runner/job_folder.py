@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
-from lockstitch.errors import CollectiveError
+from lockstitch.errors import CollectiveError, repr_of
 from lockstitch.runtime import remote_errors
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class JobFolder:
         worker, how = self.verdict.read_text().split(" ", 1)
         error = self.error(f"rank{worker}")
         words = f"worker {worker} failed first: {how}"
-        return (words if error is None else f"{words}; it raised {error!r}"), error
+        return (words if error is None else f"{words}; it raised {repr_of(error)}"), error
 
     def error(self, worker: str) -> BaseException | None:
         """Returns what a worker raised, if anything."""

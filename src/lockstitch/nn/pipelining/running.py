@@ -24,7 +24,7 @@ from torch import nn
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.autograd.context import context_of_this_thread, set_current_context
 from lockstitch.autograd.emission import compact
-from lockstitch.errors import PeerDiedError, RpcError, add_note
+from lockstitch.errors import PeerDiedError, RpcError, add_note, text_of
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.pipelining.graphs import Gradients, Values
@@ -366,7 +366,7 @@ class _Runner:
             f"{_described(given)}"
         )
         if type(error).__module__ == "builtins" and not isinstance(error, (KeyError, OSError)):
-            error.args = (f"{where}: {error}",)
+            error.args = (f"{where}: {text_of(error)}",)
         else:
             add_note(error, f"in {where}")
         return error
@@ -392,9 +392,8 @@ class _Receipt:
         if error is not None:
             self._inbox.fail(error)
             if not isinstance(error, PeerDiedError):
-                why = (
-                    f"{type(error).__name__} on the way from worker {self._worker.name!r}: {error}"
-                )
+                where = f"on the way from worker {self._worker.name!r}"
+                why = f"{type(error).__name__} {where}: {text_of(error)}"
                 self._worker.agent.spawn(lambda: tell_end(self._worker, self._to, self._step, why))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from lockstitch.errors import add_note, format_error
+from lockstitch.errors import add_note, format_error, text_of
 from lockstitch.imports import loads
 from lockstitch.runtime.remote_errors import RemoteTraceback
 
@@ -56,10 +56,7 @@ def describe(error: BaseException, slot: str, *, crosses: bool) -> Failure:
     """What is to be told of `error`; `crosses`: to another process."""
     text = format_error(error, error.__traceback__)
     kind = type(error).__qualname__
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - a __str__ that fails must not keep the caller waiting
-        message = "(its text cannot be shown)"
+    message = text_of(error)
     if not crosses:
         return Failure(slot, kind, message, text, None, error)
     # What ends a process or a thread is not to end the caller's.

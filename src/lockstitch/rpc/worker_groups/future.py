@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from lockstitch.errors import GroupError, RpcError
+from lockstitch.errors import GroupError, RpcError, text_of
 from lockstitch.rpc.worker_groups.arrivals import Arrivals
 
 if TYPE_CHECKING:
@@ -119,5 +119,5 @@ def failure_of(
 
 
 def _short(error: Exception) -> str:
-    text = str(error).split("\n", 1)[0]
+    text = text_of(error).split("\n", 1)[0]
     return text if isinstance(error, RpcError) else f"{type(error).__name__}: {text}"

@@ -83,3 +83,12 @@ def test_error_of_many_is_short(cluster) -> None:
     assert "w3: worker 'w3' died" in str(
         failure_of({"w3": PeerDiedError("w3")}, {}, "of 1 workers")
     )
+
+
+def test_an_error_without_a_text_is_one_of_the_group() -> None:
+    class SaysNothingError(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("what")
+
+    error = failure_of({"a": SaysNothingError()}, {}, "of 1 workers")
+    assert "1 of 1 workers failed (a: SaysNothingError: (its text cannot be shown))" in str(error)
