@@ -138,6 +138,7 @@ class Screen:
             with self._shown(passing) as console:
                 console.file.write(_ERASE)
         console = self._consoles[stream]
+        _have_it_block(console)
         try:
             yield console
             console.file.flush()
@@ -162,6 +163,13 @@ def _render(text: Text, console: Console) -> bytes:
 def _last_drawn(line: bytes) -> bytes:
     """Returns what remains visible of a line that carriage returns drew over and over."""
     return next((part for part in reversed(line.split(b"\r")) if part), b"")
+
+
+def _have_it_block(console: Console) -> None:
+    """A reader that is slow is no reader that has gone. Whoever shares a pipe or a terminal with
+    the launcher, a client of ssh or a program in Node, may have said that it shall not block."""
+    with contextlib.suppress(OSError):  # no file of the system: in tests
+        os.set_blocking(console.file.fileno(), True)
 
 
 def _write(console: Console, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from datetime import datetime
 
 import pytest
@@ -107,3 +108,23 @@ def test_where_nobody_reads_any_more_the_other_console_goes_on() -> None:
             assert isinstance(screen.lost, BrokenPipeError)
             screen.note("noted")
     assert seen.getvalue() == b"noted\n" * 2
+
+
+def test_a_slow_reader_gets_all_though_somebody_has_told_the_pipe_not_to_block() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    seen: list[bytes] = []
+    with os.fdopen(reading, "rb") as slow, os.fdopen(writing, "w") as file:
+        console = Console(file=file)
+        screen = Screen(1, out=console, err=console)
+        screen.line(0, "stdout", b"1")
+        reader = threading.Thread(target=lambda: seen.append(slow.read()))
+        waiting = threading.Timer(0.05, reader.start)  # until the pipe is full
+        waiting.start()
+        for _ in range(100):
+            screen.line(0, "stdout", b"x" * 5_000)
+        file.close()
+        waiting.join()
+        reader.join()
+    assert screen.lost is None
+    assert seen == [b"[w0] 1\n" + (b"[w0] " + b"x" * 5_000 + b"\n") * 100]
