@@ -26,6 +26,8 @@ Adasum: Final = ReduceOp.ADASUM
 Min: Final = ReduceOp.MIN
 Max: Final = ReduceOp.MAX
 Product: Final = ReduceOp.PRODUCT
+# The same each time are compared sooner.
+_UNSCALED: Final = {op: Reduction(op) for op in ReduceOp}
 
 
 def reduction_of(
@@ -45,6 +47,8 @@ def reduction_of(
         raise ValueError(f"op must be one of hvd's constants (hvd.Average, hvd.Sum, …), not {op!r}")
     if op is Adasum and process_set is not None:
         require_pairs(process_set)
+    if prescale_factor == postscale_factor == 1.0:
+        return _UNSCALED[op]
     return Reduction(op, prescale_factor, postscale_factor)
 
 

@@ -22,6 +22,8 @@ import torch
 
 from lockstitch.collectives import AVERAGE, ReduceOp, Reduction
 from lockstitch.hvd.job import current_session
+from lockstitch.modes import are_plain
+from lockstitch.torch_internals.modes import is_forward_mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +50,26 @@ class OperationOptions:
         return current_session().process_set(self.process_set)
 
 
+def allreduced(options: OperationOptions, tensor: torch.Tensor) -> torch.Tensor:
+    """The reduction of one tensor; a node of the graph where torch records it, or would refuse."""
+    if (
+        type(tensor) is not torch.Tensor
+        or (tensor.requires_grad and torch.is_grad_enabled())
+        or is_forward_mode()
+        or not are_plain()
+    ):
+        return AllReduce.apply(options, False, tensor)  # type: ignore[no-any-return, no-untyped-call]
+    return _allreduced(options, tensor)
+
+
+def _allreduced(options: OperationOptions, tensor: torch.Tensor) -> torch.Tensor:
+    session = current_session().awaited
+    handle = session.allreduce(
+        tensor, options.reduction, name=options.name, process_set=options.process_set
+    )
+    return session.wait(handle)
+
+
 class AllReduce(torch.autograd.Function):
     """The reduction of one tensor, or of a group of them as one operation."""
 
@@ -55,15 +77,13 @@ class AllReduce(torch.autograd.Function):
     def forward(ctx: Any, options: OperationOptions, is_group: bool, *tensors: torch.Tensor) -> Any:
         """Reduces the tensors."""
         ctx.options, ctx.is_group = options, is_group
-        session, how = current_session().awaited, options.reduction
-        if is_group:
-            group = session.grouped_allreduce(
-                tensors, how, name=options.name, process_set=options.process_set
-            )
-            return (*session.wait(group),)
-        return session.wait(
-            session.allreduce(tensors[0], how, name=options.name, process_set=options.process_set)
+        if not is_group:
+            return _allreduced(options, tensors[0])
+        session = current_session().awaited
+        group = session.grouped_allreduce(
+            tensors, options.reduction, name=options.name, process_set=options.process_set
         )
+        return (*session.wait(group),)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -18,6 +18,7 @@ from lockstitch.hvd.gradients import (
     Broadcast,
     OperationOptions,
     ReduceScatter,
+    allreduced,
 )
 from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of
 
@@ -72,7 +73,7 @@ def allreduce(
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     options = _options("allreduce", name, process_set, reduction)
     sent, note = compression.compress(tensor)
-    return compression.decompress(AllReduce.apply(options, False, sent), note)  # type: ignore[no-untyped-call]
+    return compression.decompress(allreduced(options, sent), note)
 
 
 def allreduce_(

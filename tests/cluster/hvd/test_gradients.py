@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from lockstitch import hvd
+from lockstitch.hvd.gradients import AllReduce
 from tests.cluster.hvd.ranks import on_ranks
 
 SIZE = 3
@@ -134,3 +136,27 @@ def test_what_has_no_gradient_says_so(operation):
             y.sum().backward()
 
     on_ranks(2, program)
+
+
+def test_tensor_without_a_gradient_is_reduced_without_a_node(monkeypatch):
+    def program():
+        for is_recorded in (False, True):
+            x = torch.full((2,), hvd.rank() + 1.0, requires_grad=is_recorded)
+            with torch.set_grad_enabled(not is_recorded):
+                y = hvd.allreduce(x, op=hvd.Sum)
+            assert y.tolist() == [3.0, 3.0]
+            assert y.grad_fn is None
+
+    monkeypatch.setattr(AllReduce, "apply", None)
+    on_ranks(2, program)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own forward mode
+def test_no_tangent_is_lost():
+    def program():
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+            with pytest.raises(RuntimeError, match="jvp"):
+                hvd.allreduce(dual, op=hvd.Sum)
+
+    on_ranks(1, program)
