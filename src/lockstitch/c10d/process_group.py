@@ -95,7 +95,8 @@ def joined(
 
 
 class ProcessGroup(_TorchGroup):
-    """One rank's end of a group. All methods are torch's; what waits is what they return."""
+    """One rank's end of a group. All methods are torch's; what waits is what they return, or they
+    wait themselves and return None where the options say that nobody goes on meanwhile."""
 
     def __init__(
         self, session: Session, label: GroupLabel, store: Store, timeout: timedelta
@@ -220,7 +221,9 @@ class ProcessGroup(_TorchGroup):
 
     # ------------------------------------------------------------ collectives
 
-    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = _SUM, *_: Any) -> SessionWork:
+    def allreduce(
+        self, tensors: Tensors | torch.Tensor, opts: Any = _SUM, *_: Any
+    ) -> SessionWork | None:
         """Reduces tensors over all ranks, in place. All operators of torch, for every dtype with
         which torch can do them; averages of integers are cut towards zero. A sparse tensor (COO)
         is summed or averaged."""
@@ -233,17 +236,19 @@ class ProcessGroup(_TorchGroup):
         self._buckets.look_at(mine)
         return self._submit(name, requests.allreduce(mine, op), opts, mine)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = _SUM) -> SessionWork:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = _SUM) -> SessionWork | None:
         """Like `allreduce` for several tensors as one operation."""
         return self.allreduce(tensors, opts)
 
-    def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any = 0, *_: Any) -> SessionWork:
+    def broadcast(
+        self, tensors: Tensors | torch.Tensor, opts: Any = 0, *_: Any
+    ) -> SessionWork | None:
         """Copies the tensors of a rank to all, in place."""
         mine = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         root = getattr(opts, "rootRank", opts)
         return self._submit("broadcast", requests.broadcast(mine, root), opts, mine)
 
-    def reduce(self, tensors: Tensors, opts: Any) -> SessionWork:
+    def reduce(self, tensors: Tensors, opts: Any) -> SessionWork | None:
         """Reduces to one rank, in place; the tensors of the other ranks stay as they are."""
         outputs = Outputs()
         request = requests.reduce(
@@ -258,7 +263,7 @@ class ProcessGroup(_TorchGroup):
 
     def allgather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         """The tensors of all ranks, to all ranks: `output_tensors[i][rank]` for each input."""
         outputs = Outputs()
         for pieces in output_tensors:
@@ -269,19 +274,19 @@ class ProcessGroup(_TorchGroup):
 
     def allgather_coalesced(
         self, output_tensor_lists: list[Tensors], input_tensor_list: Tensors, opts: Any = None
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         """Several tensors of all ranks, to all: `output_tensor_lists[rank][i]`."""
         by_tensor = [list(pieces) for pieces in zip(*output_tensor_lists, strict=True)]
         return self.allgather(by_tensor, input_tensor_list, opts)
 
     def _allgather_base(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         return self.allgather_into_tensor_coalesced([output], [tensor], opts)
 
     def allgather_into_tensor_coalesced(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         """Of each tensor those of all ranks, one behind the other."""
         outputs = Outputs()
         request = requests.allgather_into(output_tensors, input_tensors, self._size, outputs)
@@ -289,7 +294,7 @@ class ProcessGroup(_TorchGroup):
 
     def gather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         """The tensors of all ranks, to one."""
         outputs = Outputs()
         wanted = self._for_root(output_tensors, opts.rootRank, "output")
@@ -298,7 +303,7 @@ class ProcessGroup(_TorchGroup):
 
     def scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         """The ith of one rank's tensors, to the ith rank."""
         outputs = Outputs()
         given = self._for_root(input_tensors, opts.rootRank, "input")
@@ -307,7 +312,7 @@ class ProcessGroup(_TorchGroup):
 
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = _SUM
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         """Reduces the ith tensors of all ranks, to the ith rank."""
         outputs = Outputs()
         (given,) = input_tensors
@@ -318,12 +323,12 @@ class ProcessGroup(_TorchGroup):
 
     def _reduce_scatter_base(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = _SUM
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
 
     def reduce_scatter_tensor_coalesced(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = _SUM
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         """Reduces tensors, and leaves each rank an equal part of each."""
         outputs = Outputs()
         op = reduction_of(getattr(opts, "reduceOp", opts))
@@ -334,7 +339,7 @@ class ProcessGroup(_TorchGroup):
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         """The ith tensor to the ith rank; they may differ in size."""
         outputs = Outputs()
         self._check_count(input_tensors, "input")
@@ -349,7 +354,7 @@ class ProcessGroup(_TorchGroup):
         output_split_sizes: list[int],
         input_split_sizes: list[int],
         opts: Any = None,
-    ) -> SessionWork:
+    ) -> SessionWork | None:
         """So many rows to each rank, and from each; without numbers the same for all."""
         outputs = Outputs()
         request = requests.alltoall_rows(
@@ -364,7 +369,7 @@ class ProcessGroup(_TorchGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
     all_to_all_single = alltoall_base
 
-    def barrier(self, opts: Any = None) -> SessionWork:
+    def barrier(self, opts: Any = None) -> SessionWork | None:
         """Done when all ranks have come here."""
         return self._submit("barrier", requests.barrier(), opts, [])
 
@@ -373,6 +378,7 @@ class ProcessGroup(_TorchGroup):
         that of the group), which names the ranks that have not come: all of them, or the first
         without `wait_all_ranks`. Who comes later finds the others waiting still."""
         work = self._submit("monitored_barrier", requests.barrier(), None, [])
+        assert work is not None
         limit = self._timeout if timeout < NO_TIMEOUT else timeout
         try:
             work.wait_for(limit.total_seconds())
@@ -439,8 +445,9 @@ class ProcessGroup(_TorchGroup):
         opts: Any,
         results: Sequence[torch.Tensor],
         outputs: Outputs | None = None,
-    ) -> SessionWork:
-        # What is not asynchronous is waited for by the caller.
+    ) -> SessionWork | None:
+        """Begins an operation. What is not asynchronous is waited for, as the caller would: torch
+        takes None for a work that is done."""
         request.is_awaited = not getattr(opts, "asyncOp", True)
         callback = queue_of_callback()
         if callback:
@@ -451,6 +458,13 @@ class ProcessGroup(_TorchGroup):
             raise self._group.explained(error, f"{name}, in {self._label}") from error
         limit = getattr(opts, "timeout", NO_TIMEOUT).total_seconds()
         entry = self._group.recorded(handle, name, results, limit, callback=callback)
+        if request.is_awaited and outputs is None and limit <= 0:
+            try:
+                self._session.wait(handle)
+            except CollectiveError:
+                pass  # explained by the work
+            else:
+                return None
         return SessionWork(self._group, handle, entry, results, outputs or Outputs())
 
     def _check_count(self, tensors: Sequence[torch.Tensor], what: str) -> None:

@@ -24,15 +24,11 @@ QUEUE: Final = "collectives"
 
 def allreduce(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Request:
     """All tensors together, in place."""
-    mine = (plain(tensors[0]),) if len(tensors) == 1 else tuple(map(plain, tensors))
-    return Request(
-        Kind.ALLREDUCE,
-        queue=QUEUE,
-        tensors=mine,
-        outputs=mine,
-        reduction=reduction,
-        is_group=len(mine) != 1,
-    )
+    if len(tensors) == 1:
+        mine: tuple[torch.Tensor, ...] = (plain(tensors[0]),)
+        return Request(Kind.ALLREDUCE, "", mine, mine, reduction, queue=QUEUE)
+    mine = tuple(map(plain, tensors))
+    return Request(Kind.ALLREDUCE, "", mine, mine, reduction, queue=QUEUE, is_group=True)
 
 
 def broadcast(tensors: Sequence[torch.Tensor], root: int) -> Request:
