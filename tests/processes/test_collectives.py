@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from lockstitch.collectives import (
 from lockstitch.collectives.c10d import tree_links
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.testing.leaks import Inventory
+from tests.cluster.collectives.mixtures import Mixture
 from tests.processes.ranks import RankProcesses
 
 REAL = ["shared_memory", "c10d", "hierarchical"]
@@ -211,6 +213,74 @@ def test_rank_killed_in_the_midst_of_reductions_is_told_to_all(
     assert all(f"rank {victim} died" in told for _, told in ends), (ends, seconds)
     turns = [turn for turn, _ in ends]
     assert max(turns) - min(turns) <= 1, (turns, seconds)
+
+
+def reduce_small_until_death(rank: int, size: int, file: str) -> float:
+    """One after the other, so that they pass the table."""
+    with open_rank(rank, size, file, "shared_memory") as session:
+        tensor = torch.ones(10)
+        for turn in itertools.count():
+            try:
+                session.wait(session.awaited.allreduce(tensor, name="x"))
+            except RankLostError as error:
+                assert "rank 1 died" in str(error)  # noqa: PT017 - in one turn or another
+                return time.monotonic()
+            if turn == 20:
+                Path(file).with_name(f"begun {rank}").touch()
+    raise AssertionError("nobody has died")
+
+
+def test_rank_killed_in_the_midst_of_small_reductions_is_told_within_a_second() -> None:
+    with RankProcesses(3) as ranks:
+        ranks.start(reduce_small_until_death)
+        while len(list(Path(ranks.folder).glob("begun *"))) < 3:
+            threading.Event().wait(0.01)
+        ranks.kill(1)
+        killed = time.monotonic()
+        assert max(ranks.next(rank) for rank in (0, 2)) - killed < 1
+
+
+def leave_behind_a_reduction(rank: int, size: int, file: str) -> str:
+    with open_rank(rank, size, file, "shared_memory") as session:
+        some = session.add_process_set([0, 1]).id
+        for _ in range(3):
+            session.wait(session.allreduce(torch.ones(10), name="all"))
+        if rank == 2:
+            session.allreduce(torch.ones(10), name="all")
+            return "gone"
+        if rank == 1:
+            threading.Event().wait(0.7)  # meanwhile rank 0 sleeps, and sees the end of rank 2
+        result = session.wait(session.allreduce(torch.ones(10), SUM, name="x", process_set=some))
+        assert result.tolist() == [2.0] * 10
+        session.wait(session.allreduce(torch.ones(10), name="all"))
+        with pytest.raises(RankLostError, match="shut down without it") as caught:
+            session.wait(session.allreduce(torch.ones(10), name="all"))
+        return str(caught.value)
+
+
+def test_rank_that_has_left_after_it_submitted_has_not_died() -> None:
+    with RankProcesses(3) as ranks:
+        ranks.start(leave_behind_a_reduction)
+        assert ranks.next(2) == "gone"
+        assert all("2 shut down" in ranks.next(rank) for rank in (0, 1))
+
+
+def mix(rank: int, size: int, file: str, seed: int) -> bool:
+    torch.set_num_threads(1)
+    with open_rank(rank, size, file, "shared_memory") as session:
+        some = session.add_process_set([0, 1]).id
+        Mixture(seed, size, 40).run(session, some)
+        session.barrier()
+    return True
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))]
+)
+@pytest.mark.parametrize("size", [3, 4])
+def test_any_mixture_of_reductions_gives_what_torch_gives(size: int, seed: int) -> None:
+    with RankProcesses(size) as ranks:
+        assert all(ranks.run(mix, seed))
 
 
 def digest_of_sums(rank: int, size: int, file: str, backend: str) -> str:

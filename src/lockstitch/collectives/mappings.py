@@ -94,7 +94,7 @@ def must_be_copied(request: Request, rank: int) -> bool:
     processes, or have memory in common. Raises `ValueError` where a result cannot be written where
     it is wanted."""
     tensors, outputs = request.tensors, request.outputs or ()
-    if outputs is tensors and len(tensors) == 1:  # the usual case
+    if len(tensors) == 1 and (outputs is tensors or not outputs):  # the usual cases
         (tensor,) = tensors
         if tensor.is_contiguous() and is_ours(tensor):
             return False

@@ -139,7 +139,7 @@ class Negotiation:
         """How many ranks have joined in each epoch; the last number is 0."""
         self._left: set[int] = set()
         self._finished_epochs = 0
-        self._is_plain = True
+        self.is_plain = True
         """Nobody has joined or left: then the usual case is decided quickly."""
 
     def __repr__(self) -> str:
@@ -151,17 +151,21 @@ class Negotiation:
             return self._submitted(event)
         if type(event) is Joined:
             self._note_join(event)
-            self._is_plain = False
+            self.is_plain = False
             answers = [*self._decide_all(), *self._end_epochs()]
-            self._is_plain = not self._left and not self._joined[self._finished_epochs]
+            self.is_plain = not self._left and not self._joined[self._finished_epochs]
             return answers
         self._left.add(event.rank)
-        self._is_plain = False
+        self.is_plain = False
         return self._decide_all()
 
     def includes(self, rank: int) -> bool:
         """Returns whether it is one of the ranks."""
         return rank in self._joins
+
+    def has_part(self, rank: int) -> bool:
+        """Returns whether a rank has submitted what others have not."""
+        return any(rank in entry.parts for entries in self._open.values() for entry in entries)
 
     @property
     def is_waiting(self) -> bool:
@@ -210,7 +214,7 @@ class Negotiation:
         parts = entry.parts
         parts[rank] = event
         entry.missing -= 1
-        if self._is_plain:
+        if self.is_plain:
             if len(parts) < len(self.ranks):
                 return ()
             for each in parts.values():

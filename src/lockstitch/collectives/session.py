@@ -79,6 +79,7 @@ class Session(Operations):
     ) -> None:
         """`bootstrap`: for operations between devices; without them all goes by the backend."""
         self.topology = topology
+        self._rank = topology.rank
         self._backend = backend
         self._pending = pending
         self._sets = sets
@@ -237,9 +238,9 @@ class Session(Operations):
         if not is_for_backend:
             checks.check_devices(request)
         on_copies: OperationOnCopies | None = None
-        if request.kind in _MAY_OVERLAP and must_be_copied(request, self.rank):
+        if request.kind in _MAY_OVERLAP and must_be_copied(request, self._rank):
             checks.check_outputs(request)
-            on_copies = OperationOnCopies(request, self.rank)
+            on_copies = OperationOnCopies(request, self._rank)
             request = on_copies.request
         elif request.kind not in _MAY_OVERLAP and request.outputs:
             check_outputs(request.kind.value, request.outputs)
@@ -273,14 +274,17 @@ class Session(Operations):
 
     def wait(self, handle: Handle[T]) -> T:
         """The operation's result, or raises its error."""
-        if (not handle.is_done or handle.copy_back is not None) and not are_plain():
-            with plain_modes():
-                return self.wait(handle)
         if not handle.is_done:
+            if not are_plain():
+                with plain_modes():
+                    return self.wait(handle)
             if handle.route is None:
                 self._backend.wait(handle)
             else:
                 self._wait(handle)
+        elif handle.copy_back is not None and not are_plain():
+            with plain_modes():
+                return handle.result()
         return handle.result()
 
     @in_plain_modes

@@ -46,6 +46,7 @@ MODULES = tuple(
         "shared_memory.log",
         "shared_memory.operations",
         "shared_memory.publishing",
+        "shared_memory.shortcut",
         "shared_memory.token",
         "shared_memory.whole",
     )
@@ -57,8 +58,8 @@ class Attempt(Interrupter):
 
     is_in_step = False
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number, MODULES)
+    def __init__(self, number: int, modules: tuple[str, ...] = MODULES) -> None:
+        super().__init__(number, modules)
 
     @property
     def is_struck(self) -> bool:
@@ -191,14 +192,15 @@ def reduced(
     raise AssertionError(f"ranks hang: {attempt.where}")
 
 
-def test_wait_that_was_interrupted_keeps_nobody_else_from_waiting() -> None:
+@pytest.mark.parametrize("count", [30_000, 100])
+def test_wait_that_was_interrupted_keeps_nobody_else_from_waiting(count: int) -> None:
     number, attempt = 0, Attempt(0)
     ranks = Ranks(2, "shared_memory").__enter__()
     try:
         while attempt.is_struck:
             number += 1
             attempt = Attempt(number)
-            tensors = [(made(each, 30_000, is_resident=False),) for each in ranks.sessions]
+            tensors = [(made(each, count, is_resident=False),) for each in ranks.sessions]
             expected = (tensors[0][0] + tensors[1][0]) / 2
             handles = [submitted(each, tensors[each.rank]) for each in ranks.sessions]
             attempt.call(lambda: ranks[0].wait(handles[0]))  # noqa: B023 - called at once
@@ -210,6 +212,46 @@ def test_wait_that_was_interrupted_keeps_nobody_else_from_waiting() -> None:
                 ranks = Ranks(2, "shared_memory").__enter__()
             else:
                 assert not any(isinstance(each, CollectiveError) for each in results)
+    finally:
+        ranks.__exit__()
+    assert number > 20
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_small_reduction_that_is_interrupted_anywhere_is_done_once_or_all_end(size: int) -> None:
+    """From where it is submitted to the ranks' memory to its end; it passes the table."""
+    inside = tuple(
+        each for each in MODULES if ".shared_memory." in each and not each.endswith(".backend")
+    )
+    number, attempt = 0, Attempt(0)
+    ranks = Ranks(size, "shared_memory").__enter__()
+    in_threads(size, lambda rank: ranks[rank].wait(submitted(ranks[rank], (torch.ones(100),))))
+    try:
+        while attempt.is_struck:
+            number += 1
+            attempt = Attempt(number, inside)
+            tensors = [(made(each, 100, is_resident=False),) for each in ranks.sessions]
+            expected = sum((part for (part,) in tensors[1:]), tensors[0][0].clone()) / size
+            late = [submitted(each, tensors[each.rank]) for each in ranks.sessions[1:]]
+            attempt.call(lambda: ranks[0].wait(submitted(ranks[0], tensors[0])))  # noqa: B023
+            if any(map(has_ended, ranks.sessions)):
+                results = [outcome(each, late[each.rank - 1]) for each in ranks.sessions[1:]]
+                ranks.__exit__()
+                ranks = Ranks(size, "shared_memory").__enter__()
+                again = [(torch.ones(100),)] * size
+                in_threads(size, lambda rank: ranks[rank].wait(submitted(ranks[rank], again[rank])))  # noqa: B023
+            else:
+                is_told = ranks[1].poll(late[0])
+                mine = ranks[0].in_flight((0, "sum"))
+                if mine is None and not is_told:  # the others know nothing of it
+                    mine = submitted(ranks[0], tensors[0])
+                if mine is not None:
+                    ranks[0].wait(mine)
+                assert torch.equal(tensors[0][0], expected), attempt.where
+                results = [outcome(each, late[each.rank - 1]) for each in ranks.sessions[1:]]
+                assert not any(isinstance(each, CollectiveError) for each in results)
+            for result in results:
+                assert isinstance(result, CollectiveError) or torch.equal(result[0], expected)
     finally:
         ranks.__exit__()
     assert number > 20

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lockstitch.collectives.arithmetic import FOLDS
+from lockstitch.collectives.arithmetic import FOLDS, UNSCALED, Scale, result_scale
 from lockstitch.collectives.fusion import Layout, chunks
 from lockstitch.collectives.requests import Description, Kind, ReduceOp, dtype_named
 from lockstitch.collectives.shared_memory.log import NUMBERS
+from lockstitch.collectives.shared_memory.segment import SHORT_BYTES
 
 if TYPE_CHECKING:
     from lockstitch.collectives.fusion import Piece
@@ -49,6 +50,7 @@ class Definition:
     __slots__ = (
         "_blocks",
         "_chunks",
+        "_scale",
         "_views",
         "can_be_sliced",
         "content",
@@ -57,6 +59,7 @@ class Definition:
         "fold",
         "has_single",
         "is_large",
+        "is_short",
         "is_uniform",
         "item_sizes",
         "layout",
@@ -89,9 +92,26 @@ class Definition:
         )
         self.is_large = is_cut and self.layout.size > ONE_PHASE_BYTES
         """Whether private tensors of this description travel in chunks."""
+        self.is_short = (
+            self.has_single
+            and self.layout.size <= SHORT_BYTES
+            and reduction is not None
+            and reduction.prescale == 1.0
+        )
+        """Whether it may take the shortcut."""
+        self._scale: tuple[int, Scale] = (0, UNSCALED)
         self._views: dict[int, list[torch.Tensor]] = {}
         self._chunks: dict[int, list[tuple[Piece, ...]]] = {}
         self._blocks: dict[tuple[int, ...], list[list[torch.Tensor]]] = {}
+
+    def scale(self, set_size: int) -> Scale:
+        """What is done to the result of a reduction at the end (`result_scale`)."""
+        known, scale = self._scale
+        if known != set_size:
+            assert self.description.reduction is not None
+            scale = result_scale(self.description.reduction, set_size)
+            self._scale = set_size, scale
+        return scale
 
     def view(self, segment: Segment, begin: int) -> torch.Tensor:
         """The single tensor that lies at byte `begin` of the segment."""

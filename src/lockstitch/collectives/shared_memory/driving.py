@@ -61,9 +61,14 @@ class Driver:
         """Returns when the handle is done, or when `gives_up`, which is asked about once a second,
         says so. An error ends the session, of all ranks; an interrupt is raised."""
         try:
+            self._spreading.note_wait()
+            has_looked = handle.request.is_awaited
             while not handle.is_done:
                 if gives_up is not None and gives_up():
                     return
+                if self._token.is_free and self._spin(handle, has_looked=has_looked):
+                    return
+                has_looked = False
                 if not self._token.hold(lambda: self._drive(handle, gives_up)):
                     self._token.follow(handle, self._call_off_background, _LOOK_SECONDS)
         except Exception as error:  # noqa: BLE001 - told to all: nobody goes on without this rank
@@ -108,32 +113,40 @@ class Driver:
     ) -> None:
         """Works until the handle is done; without one, until nothing is under way or somebody else
         wants to."""
-        lock, turn = self._sets.lock, self._sets.turn
-        if handle is not None:
-            self._spreading.note_wait()
-        left = _SPIN_SECONDS
-        begin = time.perf_counter()
         while not self._is_over(handle):
-            with lock:
-                is_news = turn()
-            if is_news:
-                left = _SPIN_SECONDS
-                begin = time.perf_counter()
-            elif left > 0:
-                yielded = time.perf_counter()
-                os.sched_yield()
-                back = time.perf_counter()
+            self._sleep(lambda: self._is_over(handle))
+            if gives_up is not None and gives_up():
+                return
+            self._spin(handle)
+
+    def _spin(self, handle: Handle[Any] | None, *, has_looked: bool = False) -> bool:
+        """Works until the same, or for as long as there is something to do and a moment longer;
+        whether it is over. Who waits for a handle needs no token for that. `has_looked`: just now,
+        and found nothing."""
+        sets, now, sched_yield = self._sets, time.perf_counter, os.sched_yield
+        left = _SPIN_SECONDS
+        begin = now()
+        while left > 0:
+            if has_looked:
+                yielded = now()
+                sched_yield()
+                back = now()
                 left -= yielded - begin
                 # While another one has had the processor, this one has not spun.
                 if back - yielded < _GIVEN_AWAY_SECONDS:
                     left -= back - yielded
                 begin = back
-            else:
-                self._sleep(lambda: self._is_over(handle))
-                if gives_up is not None and gives_up():
-                    return
+            with sets.lock:
+                if sets.has_left:
+                    break
+                is_news = sets.turn()
+            if handle.is_done if handle is not None else self._is_over(None):
+                return True
+            has_looked = not is_news
+            if is_news:
                 left = _SPIN_SECONDS
-                begin = time.perf_counter()
+                begin = now()
+        return self._is_over(handle)
 
     def _is_over(self, handle: Handle[Any] | None) -> bool:
         if handle is not None:

@@ -41,10 +41,15 @@ REDUCED: Final = 8
 
 RESIDENT: Final = 1 << 43
 """The flag of SUBMIT by which the place is that of the tensor itself, not of a copy."""
+SHORT: Final = 1 << 42
+"""The flag of SUBMIT by which the tensor lies in the rank's lane, in the place of that number, and
+the rank is done with all that it had submitted before (see `shortcut`)."""
 BY_DEATH: Final = 1 << 43
 """The flag of LEAVE by which another rank has died."""
 PLACE_MASK: Final = (1 << 42) - 1
 NUMBERS: Final = 1 << 16
+_SHORT_SUBMIT: Final = SUBMIT | SHORT << 20
+_SHORT_MASK: Final = 15 | SHORT << 20
 
 _MOST_REASON_BYTES: Final = 1024
 
@@ -52,6 +57,11 @@ _MOST_REASON_BYTES: Final = 1024
 def word(what: int, number: int = 0, argument: int = 0) -> int:
     """Packs a word."""
     return what | number << 4 | argument << 20
+
+
+def is_short(word: int) -> bool:
+    """Whether it is a SUBMIT with the flag SHORT."""
+    return word & _SHORT_MASK == _SHORT_SUBMIT
 
 
 def definition(number: int, content: bytes) -> list[int]:
@@ -132,8 +142,8 @@ class LogReader:
     def __init__(
         self, ring: memoryview, tails: memoryview, cursors: memoryview, writer: int, reader: int
     ) -> None:
-        self._ring = ring
-        self._size = len(ring)
+        self.ring = ring
+        self.size = len(ring)
         self._tails = tails
         self._cursors = cursors
         self._writer = writer
@@ -143,18 +153,21 @@ class LogReader:
         self._told = 0
 
     def read(self) -> Sequence[int]:
-        """The words that are new; whole records only."""
+        """The words that are new; whole records only. Who has taken them in calls `tell`."""
         tail = self._tails[self._writer]
         begin = self.position
         if tail == begin:
             return ()
-        at, end = begin % self._size, (tail - 1) % self._size + 1
+        at, end = begin % self.size, (tail - 1) % self.size + 1
         if at < end:
-            words: list[int] = self._ring[at:end].tolist()
+            words: list[int] = self.ring[at:end].tolist()
         else:
-            words = self._ring[at:].tolist() + self._ring[:end].tolist()
+            words = self.ring[at:].tolist() + self.ring[:end].tolist()
         self.position = tail
-        # The cursor is for a writer that runs out of room: often enough is enough.
-        if tail - self._told >= self._size // 8:
-            self._told = self._cursors[self._reader] = tail
         return words
+
+    def tell(self) -> None:
+        """Tells the writer, now and then, how far this rank has read, which will read on from
+        `position`. The cursor is for a writer that runs out of room: often enough is enough."""
+        if self.position - self._told >= self.size // 8:
+            self._told = self._cursors[self._reader] = self.position

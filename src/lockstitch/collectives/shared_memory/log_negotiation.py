@@ -3,6 +3,9 @@ its log and reads those of the others, and a table of all of it says what is to 
 
 Nothing here waits, and nothing is locked: `open_sets` lets one thread in at a time.
 
+A small reduction that is alone takes the shortcut (`shortcut`), past the table, and comes into it
+when it is not alone any more.
+
 An interrupt (Ctrl-C) may be raised at any call. In an operation's step it is kept until the books
 are in order (`performing`). Elsewhere, while `is_changing`, nobody can tell what was done: then the
 session ends.
@@ -30,8 +33,10 @@ from lockstitch.collectives.shared_memory.definitions import Definitions, in_pla
 from lockstitch.collectives.shared_memory.log import LogReader, LogWriter, word
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Part
 from lockstitch.collectives.shared_memory.performing import Performer
-from lockstitch.collectives.shared_memory.publishing import Publisher
+from lockstitch.collectives.shared_memory.publishing import LogFullError, Publisher
 from lockstitch.collectives.shared_memory.routes import prepared
+from lockstitch.collectives.shared_memory.shortcut import NEWS, OTHERWISE, READY, Shortcut
+from lockstitch.collectives.shared_memory.whole import Whole
 from lockstitch.errors import RankLostError
 
 if TYPE_CHECKING:
@@ -79,6 +84,9 @@ class LogNegotiation:
         others = [each for each in process_set.ranks if each != rank]
         self._publisher = Publisher(writer, wakeups, others)
         self._performer = Performer(process_set, rank, segment, arena, pending, self._publisher)
+        self._shortcut = Shortcut(
+            process_set, rank, segment, self._tails, self._readers, self._definitions
+        )
         self.is_changing = False
         """Whether an interrupt now would leave the books in disorder."""
         self._is_behind = False
@@ -101,11 +109,18 @@ class LogNegotiation:
     def submit(self, handle: Handle[Any]) -> None:
         """Copies the tensors to where the others can read them, and tells of the operation. Raises
         `ArenaFullError` or `LogFullError`, having done nothing, where there is no room yet."""
+        cached = handle.cached
+        definition: Definition | None = cached.note
+        if self._shortcut.handle is not None:
+            self._leave_shortcut()
+        elif definition is not None and definition.is_short and self._is_alone(handle.request):
+            self._take_shortcut(handle, definition)
+            if self.table.is_waiting:
+                self._leave_shortcut()
+            return
         if handle.request.kind is Kind.JOIN:
             self._join(handle)
             return
-        cached = handle.cached
-        definition: Definition | None = cached.note
         introduction: list[int] = []
         if definition is None:
             definition = self._definitions.intern(cached.description.encode())
@@ -155,10 +170,88 @@ class LogNegotiation:
             )
         self._publisher.check_room(count)
 
+    # ------------------------------------------------------------ the shortcut
+
+    def _is_alone(self, request: Request) -> bool:
+        """Whether nothing else that this rank has submitted is under way."""
+        table = self.table
+        return (
+            bool(self._shortcut.lane.free)
+            and table.is_plain
+            and not (table.is_waiting and table.has_part(self._rank))
+            and not self._performer.under_way
+            and not self._announced
+            and not self._is_behind
+            and not request.is_deferred
+        )
+
+    def _take_shortcut(self, handle: Handle[Any], definition: Definition) -> None:
+        word = self._shortcut.prepare(handle, definition)
+        self.is_changing = True
+        try:
+            self._publisher.publish_submission(word)
+        except LogFullError:
+            self.is_changing = False
+            raise
+        self._shortcut.begin(handle, definition, self._publisher.words_written)
+        self.is_changing = False
+
+    def _leave_shortcut(self) -> None:
+        """What is under way there goes on by the table, as if it had never been elsewhere."""
+        shortcut, performer = self._shortcut, self._performer
+        self.is_changing = True
+        handle, shortcut.handle = shortcut.handle, None
+        definition = shortcut.definition
+        assert handle is not None
+        assert definition is not None
+        operation = Whole(handle, definition)
+        operation.lane = shortcut.lane
+        operation.lane_place = shortcut.place
+        place = shortcut.place_of(self._rank, shortcut.place)
+        part = Part(self._rank, definition, place, is_resident=False, is_short=True)
+        part.operation = operation
+        self._follow(self.table.handle(Submitted(self._rank, definition.description, part)))
+        if performer.under_way:
+            performer.step_all()
+        self._end_changes()
+
+    def _look_down_shortcut(self) -> bool | None:
+        """Whether anything was new; None where the operation has gone to the table."""
+        shortcut = self._shortcut
+        found = shortcut.look()
+        if found == OTHERWISE and self._read():
+            if not self.table.is_waiting and self.table.is_plain:
+                found = shortcut.look()
+            self._end_changes()
+        if found == READY:
+            assert shortcut.handle is not None
+            if not shortcut.is_ready:
+                shortcut.is_ready = True
+                self._pending.note_ready(shortcut.handle)
+            try:
+                result = shortcut.reduce()
+            except Exception:  # noqa: BLE001 - it is this rank's alone: raised there once more
+                self._leave_shortcut()
+                return None
+            self.is_changing = True
+            self._pending.complete(shortcut.end(), result)
+            self.is_changing = False
+            return True
+        if found == OTHERWISE:
+            self._leave_shortcut()
+            return None
+        return found == NEWS
+
     # ------------------------------------------------------------ reading
 
-    def advance(self) -> bool:
-        """Reads what is new and does what can be done; whether anything was new."""
+    def advance(self, *, is_thorough: bool = False) -> bool:
+        """Reads what is new and does what can be done; whether anything was new. Thoroughly: reads
+        also what can wait until this rank submits something."""
+        if self._shortcut.handle is not None:
+            if is_thorough:
+                self._leave_shortcut()
+            elif (is_new := self._look_down_shortcut()) is not None:
+                return is_new
         if self._publisher.backlog:
             self.is_changing = True
             self._publisher.flush()
@@ -167,11 +260,8 @@ class LogNegotiation:
         if self._announced:
             self.is_changing = is_news = True
             self._take_in_own()
-        tails = self._tails
-        for rank, index, reader in self._readers:
-            if tails[index] != reader.position:
-                self.is_changing = is_news = True
-                self._take_in(rank, reader.read())
+        if self._read(is_thorough=is_thorough):
+            is_news = True
         if is_news:
             self.is_changing = True
             if self._performer.under_way:
@@ -187,10 +277,37 @@ class LogNegotiation:
         if interrupt is not None:
             raise interrupt
 
-    def _take_in(self, rank: int, words: Sequence[int]) -> None:
+    def _read(self, *, is_thorough: bool = False) -> bool:
+        """Reads the logs; whether there was anything. What ranks submit by SHORTs can be left there
+        until this one submits something, too: so the next operation finds them where the shortcut
+        looks. Before such a word of a rank that has other parts in the table the logs of the others
+        are read, for it says that these have been decided."""
+        tails, is_news = self._tails, False
+        is_more = True
+        while is_more:
+            is_more = False
+            for rank, index, reader in self._readers:
+                if tails[index] != reader.position and (
+                    is_thorough
+                    or not log.is_short(reader.ring[reader.position % reader.size])
+                    or not self._can_wait(rank)
+                ):
+                    self.is_changing = is_news = is_more = True
+                    self._take_in(rank, reader, is_thorough)
+        return is_news
+
+    def _can_wait(self, rank: int) -> bool:
+        table = self.table
+        return table.is_plain and (not table.is_waiting or table.has_part(rank))
+
+    def _take_in(self, rank: int, reader: LogReader, is_thorough: bool) -> None:
+        words = reader.read()
         at = 0
         while at < len(words):
             each = words[at]
+            if at and not is_thorough and log.is_short(each) and self._can_wait(rank):
+                reader.position -= len(words) - at
+                break
             what, number, argument = each & 15, (each >> 4) & 0xFFFF, each >> 20
             at += 1
             if what == log.SUBMIT:
@@ -204,6 +321,7 @@ class LogNegotiation:
             elif what == log.DEFINE:
                 content, at = log.content(words, at - 1)
                 self._definitions.learn(rank, number, content)
+                self._shortcut.forget(rank)
             elif what == log.PLACE:
                 place = self._arena_begins[rank] + argument
                 self._current[rank, number].whole_place = place
@@ -212,12 +330,16 @@ class LogNegotiation:
             elif what == log.LEAVE:
                 reason, at = log.content(words, at - 1)
                 self._left(rank, reason.decode(), bool(argument & log.BY_DEATH))
+        reader.tell()
 
     def _submitted(self, rank: int, number: int, argument: int) -> None:
         definition = self._definitions.of(rank, number)
         offset = argument & log.PLACE_MASK
-        place = self._arena_begins[rank] + offset if offset else NOWHERE
-        part = Part(rank, definition, place, bool(argument & log.RESIDENT))
+        if argument & log.SHORT:
+            part = Part(rank, definition, self._shortcut.place_of(rank, offset), False, True)
+        else:
+            place = self._arena_begins[rank] + offset if offset else NOWHERE
+            part = Part(rank, definition, place, bool(argument & log.RESIDENT))
         self._current[rank, number] = part
         if ready := self.table.handle(Submitted(rank, definition.description, part)):
             self._follow(ready)

@@ -94,14 +94,15 @@ class OpenSets:
         """Tells the others of an operation; see `LogNegotiation.submit`. Holds the lock."""
         self._open[handle.request.process_set].submit(handle)
 
-    def turn(self) -> bool:
-        """One look at all logs, under the lock; whether anything was new."""
+    def turn(self, *, is_thorough: bool = False) -> bool:
+        """One look at all logs, under the lock; whether anything was new. Thoroughly: before the
+        tables are asked what other ranks do."""
         self.turns += 1
         is_news = False
         death: RankLostError | None = None
         try:
             for each in self._all:
-                if each.advance():
+                if each.advance(is_thorough=is_thorough):
                     is_news = True
                     death = death or each.death
         except BaseException as error:
@@ -117,6 +118,7 @@ class OpenSets:
     def is_wanted(self) -> bool:
         """Whether other ranks wait for an operation that this one has not submitted."""
         with self.lock:
+            self._look_thoroughly()
             return any(each.table.wants(self._rank) for each in self._all)
 
     def wanted(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -141,10 +143,15 @@ class OpenSets:
             return found.table.not_joined() if is_join else found.missing(handle.name)
 
     def known_missing(self, handle: Handle[Any]) -> tuple[int, ...]:
-        """The ranks that an operation waits for, as far as the logs were read."""
+        """The same, without waiting for who works."""
         with self.lock:
+            self._look_thoroughly()
             found = self._open.get(handle.request.process_set)
             return found.missing(handle.name) if found else ()
+
+    def _look_thoroughly(self) -> None:
+        if not self.has_left:
+            self.turn(is_thorough=True)
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[bool]:
@@ -153,8 +160,7 @@ class OpenSets:
             yield False
             return
         try:
-            if not self.has_left:
-                self.turn()
+            self._look_thoroughly()
             yield True
         finally:
             self.lock.release()
@@ -164,7 +170,7 @@ class OpenSets:
     def note_deaths(self, dead: list[int]) -> None:
         """The processes of these ranks have ended: the session ends, unless they had left."""
         with self.lock:
-            self.turn()  # what they had finished is finished
+            self.turn(is_thorough=True)  # what they had finished is finished
             lost = [rank for rank in dead if self._wakeups.is_watched(rank)]
             if lost:
                 names = self._pending.names

@@ -24,6 +24,7 @@ from lockstitch.collectives.arithmetic import rows_gathered, scaled_copy
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.outcomes import value_of
 from lockstitch.collectives.requests import Kind
+from lockstitch.collectives.shared_memory.segment import LANE_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +67,20 @@ class OperationContext(Protocol):
         ...
 
 
+class Lane:
+    """Where one rank puts small tensors: the places in it that nobody reads (see `shortcut`)."""
+
+    def __init__(self) -> None:
+        self.free = list(range(LANE_PLACES - 1))
+        self._last = LANE_PLACES - 1
+
+    def settle(self, place: int) -> None:
+        """An operation of which the tensors lie in lanes on all ranks, on this one in that place,
+        has been found by all: nobody reads what the one before it had."""
+        self.free.append(self._last)
+        self._last = place
+
+
 class Part:
     """What one rank has logged of an operation."""
 
@@ -73,6 +88,7 @@ class Part:
         "definition",
         "is_done",
         "is_resident",
+        "is_short",
         "operation",
         "place",
         "produced",
@@ -81,7 +97,14 @@ class Part:
         "whole_place",
     )
 
-    def __init__(self, rank: int, definition: Definition, place: int, is_resident: bool) -> None:
+    def __init__(
+        self,
+        rank: int,
+        definition: Definition,
+        place: int,
+        is_resident: bool,
+        is_short: bool = False,
+    ) -> None:
         self.rank = rank
         self.definition = definition
         self.place = place
@@ -90,6 +113,8 @@ class Part:
         self.whole_place = NOWHERE if definition.is_large and not is_resident else place
         """The place where a tensor lies as a whole, once it does."""
         self.is_resident = is_resident
+        self.is_short = is_short
+        """Whether it lies in the lane of its rank."""
         self.produced = 0
         self.reduced = 0
         self.is_done = False
@@ -110,6 +135,11 @@ class Operation:
         """The position of this rank among the parts."""
         self.held: list[int] = []
         """The places in this rank's arena that are given back when all others are done."""
+        self.lane: Lane | None = None
+        """That of this rank, where its tensor lies there."""
+        self.lane_place = 0
+        self.is_short = False
+        """Whether the tensors of all ranks lie in lanes."""
         self.unread = 0
         """How many other ranks may still read what lies there."""
         self.fails_alone = False

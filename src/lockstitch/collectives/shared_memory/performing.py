@@ -76,11 +76,17 @@ class Performer:
         self._pending.note_ready(operation.handle)
         present: list[Part] = [each.note for each in ready.parts.values()]
         operation = agreed(operation, present)
-        unread = 0
+        unread = short = 0
         for part in present:
             unread += not part.is_done
+            short += part.is_short
             part.operation = operation
         operation.unread = unread - 1  # this rank's own part is not done
+        if operation.lane is not None:
+            operation.is_short = short == len(self.ranks)
+            if operation.is_short:
+                lane, operation.lane = operation.lane, None
+                lane.settle(operation.lane_place)
         parts: list[Part | None] = [*present]
         if len(present) < len(self.ranks):
             parts = [ready.parts[rank].note if rank in ready.parts else None for rank in self.ranks]
@@ -157,8 +163,9 @@ class Performer:
 
     def _keep_until_read(self, operation: Operation) -> None:
         """Ends this rank's part; what it has put there stays while others may still read it."""
-        if isinstance(operation, InPlace):
-            self._release(operation)  # each reads its own part only, at the end
+        if isinstance(operation, InPlace) or operation.is_short:
+            # Each reads its own part only, at the end; of what lies in lanes their ranks see it.
+            self._release(operation)
             return
         if operation.request.tensors:
             self._publisher.publish_word(
@@ -172,6 +179,8 @@ class Performer:
     def _release(self, operation: Operation) -> None:
         self._still_read.discard(operation)
         self.give_back(operation)
+        if operation.lane is not None:
+            operation.lane.free.append(operation.lane_place)
         operation.end()
 
     # ------------------------------------------------------------ for operations

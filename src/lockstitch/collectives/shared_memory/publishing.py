@@ -62,6 +62,13 @@ class Publisher:
         if is_urgent:
             self._wakeups.wake(self._others)
 
+    def publish_submission(self, word: int) -> None:
+        """The same for one word that submits something, for which `check_room` may raise."""
+        if self.backlog or not self._writer.has_room(1 + _RESERVE_WORDS):
+            raise LogFullError
+        self._writer.append_one(word)
+        self._wakeups.wake(self._others)
+
     def publish_leave(self, reason: str, is_death: bool) -> None:
         """Tells, last of all, why this rank's session ends, and whether by another one's death."""
         self.publish(*log.leave_record(reason.encode(), is_death))

@@ -5,8 +5,9 @@ It is sparse: only what was touched takes memory. In it lie, one behind the othe
 
     sleepers          a word for each rank: whether it sleeps and wants to be woken
     places            a word for each rank: on which processor it waits
-    control areas     for each process set and each pair of ranks: the tails, the readers' cursors,
-                      and the logs
+    control areas     for each process set and each pair of ranks: the tails, the words of results,
+                      the readers' cursors, the logs, and the lanes, in which small tensors lie (see
+                      `shortcut`)
     arenas            for each rank: its tensors
 """
 
@@ -25,6 +26,11 @@ from lockstitch.memory.views import Views
 if TYPE_CHECKING:
     import torch
 
+SHORT_BYTES: Final = 1 << 16
+"""Up to here a single tensor may take the shortcut."""
+LANE_PLACES: Final = 4
+"""For tensors; behind them is one for a result."""
+LANE_BYTES: Final = (LANE_PLACES + 1) * SHORT_BYTES
 _WORD: Final = 8
 _KEPT_TENSORS: Final = 4096
 
@@ -45,7 +51,8 @@ class Geometry:
 
     @property
     def tails_bytes(self) -> int:
-        return _pages(self.ranks * _WORD)
+        """With the words of results."""
+        return _pages(2 * self.ranks * _WORD)
 
     @property
     def cursors_bytes(self) -> int:
@@ -53,7 +60,12 @@ class Geometry:
 
     @property
     def control_bytes(self) -> int:
-        return self.tails_bytes + self.cursors_bytes + self.ranks * self.log_words * _WORD
+        return self.logs_end + self.ranks * LANE_BYTES
+
+    @property
+    def logs_end(self) -> int:
+        logs = self.ranks * self.log_words * _WORD
+        return _pages(self.tails_bytes + self.cursors_bytes + logs)
 
     @property
     def arenas_begin(self) -> int:
@@ -107,6 +119,10 @@ class Segment(Views):
         """A process set's tails, one for each member."""
         return self.words(self._control(set_id), count)
 
+    def results(self, set_id: int, count: int) -> memoryview:
+        """A word for each member: whether others find a result in its lane."""
+        return self.words(self._control(set_id) + self.geometry.ranks * _WORD, count)
+
     def cursors(self, set_id: int, writer: int, count: int) -> memoryview:
         """How far each member has read the log of the `writer`th."""
         begin = self._control(set_id) + self.geometry.tails_bytes + writer * count * _WORD
@@ -117,6 +133,10 @@ class Segment(Views):
         geometry = self.geometry
         logs = self._control(set_id) + geometry.tails_bytes + geometry.cursors_bytes
         return self.words(logs + writer * geometry.log_words * _WORD, geometry.log_words)
+
+    def lane(self, set_id: int, writer: int) -> int:
+        """Where the lane of a process set's `writer`th member begins."""
+        return self._control(set_id) + self.geometry.logs_end + writer * LANE_BYTES
 
     def vector(self, begin: int, dtype: torch.dtype, count: int) -> torch.Tensor:
         """A kept tensor (see `Views.kept`) of one dimension."""

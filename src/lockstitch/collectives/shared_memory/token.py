@@ -68,6 +68,11 @@ class Token:
             with contextlib.suppress(ValueError):  # an interrupt came before
                 self._followers.remove(handle)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no thread has it now."""
+        return not self._lock.locked()
+
     def wait(self) -> None:
         """Waits until no thread has the token."""
         with self._lock:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.collectives.arithmetic import combine, fold, outputs_of, result_scale
+from lockstitch.collectives.arithmetic import UNSCALED, combine, fold, outputs_of, result_scale
 from lockstitch.collectives.copying import copy, copy_all
 from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.requests import Request
     from lockstitch.collectives.shared_memory.definitions import Definition
     from lockstitch.collectives.shared_memory.operations import OperationContext, Part
 
@@ -59,20 +62,14 @@ class Whole(Operation):
 
     def _reduce_one(self, context: OperationContext) -> None:
         """The usual case, an allreduce of one tensor, in fewer steps."""
-        request, reduction = self.request, self.request.reduction
-        assert reduction is not None
-        out = request.outputs[0] if request.outputs is not None else outputs_of(request)[0]
+        request = self.request
         view, segment = self.definition.view, context.segment
         tensors = [view(segment, part.place) for part in self.present]
-        if len(tensors) == 2:
-            if not self._is_begun and self._can_read_own():
-                # Not the copy: what is in the cache is the tensor itself.
-                tensors[self.position] = request.tensors[0]
-                self._is_begun = True
-            self.definition.fold(tensors[0], tensors[1], out=out)
-        else:
-            fold(self.definition.fold, tensors, out)
-        result_scale(reduction, len(self.parts)).apply_(out)
+        if len(tensors) == 2 and not self._is_begun and self._can_read_own():
+            # Not the copy: what is in the cache is the tensor itself.
+            tensors[self.position] = request.tensors[0]
+            self._is_begun = True
+        out = reduced(self.definition, request, tensors, len(self.parts))
         self._value = [out] if request.is_group else out
 
     def _reduce_together(self, context: OperationContext) -> None:
@@ -120,3 +117,23 @@ class Whole(Operation):
 
     def result(self) -> object:
         return self._value
+
+
+def output_of(request: Request) -> torch.Tensor:
+    """Where the result of an allreduce of one tensor goes."""
+    return request.outputs[0] if request.outputs is not None else outputs_of(request)[0]
+
+
+def reduced(
+    definition: Definition, request: Request, tensors: Sequence[torch.Tensor], set_size: int
+) -> torch.Tensor:
+    """The result of an allreduce of one tensor, from those of all ranks that take part."""
+    out = output_of(request)
+    if len(tensors) == 2:
+        definition.fold(tensors[0], tensors[1], out=out)
+    else:
+        fold(definition.fold, tensors, out)
+    scale = definition.scale(set_size)
+    if scale is not UNSCALED:
+        scale.apply_(out)
+    return out

@@ -64,9 +64,21 @@ def test_writer_overruns_no_reader() -> None:
         writer.append([written] * 4)
         written += 4
         quick.read()
+        quick.tell()
     assert written == SIZE
     assert len(slow.read()) == SIZE
-    assert writer.has_room(4)
+    slow.position -= SIZE // 2  # it will read on from there
+    slow.tell()
+    assert writer.has_room(SIZE // 2)
+    assert not writer.has_room(SIZE // 2 + 1)
+    assert len(slow.read()) == SIZE // 2
+
+
+def test_short_submissions_are_known_by_their_flag() -> None:
+    assert log.is_short(word(log.SUBMIT, 0xFFFF, log.SHORT | 3))
+    assert not log.is_short(word(log.SUBMIT, 0xFFFF, log.RESIDENT | log.PLACE_MASK))
+    assert not log.is_short(word(log.DONE, 0, log.SHORT))
+    assert (log.SHORT | 3) & log.PLACE_MASK == 3
 
 
 @given(st.integers(0, 10**6))
@@ -83,6 +95,7 @@ def test_everything_arrives_once_whatever_the_pace(seed: int) -> None:
         for reader, found in zip(readers, seen, strict=True):
             if chance.random() < 0.5:
                 found += reader.read()
+                reader.tell()
     for reader, found in zip(readers, seen, strict=True):
         found += reader.read()
         assert found == list(range(sent))

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from lockstitch.collectives.shared_memory.segment import Geometry, Segment, create
+from lockstitch.collectives.shared_memory.segment import LANE_BYTES, Geometry, Segment, create
 from lockstitch.memory.leases import NOTHING, Lease, window
 
 GEOMETRY = Geometry(2, arena_bytes=1 << 20, log_words=64, most_sets=4)
@@ -35,6 +35,9 @@ def test_areas_do_not_overlap() -> None:
     areas = [segment.sleepers(), segment.places(), *(segment.tails(s, 2) for s in range(4))]
     areas += [segment.cursors(s, w, 2) for s in range(4) for w in range(2)]
     areas += [segment.log(s, w) for s in range(4) for w in range(2)]
+    areas += [segment.results(s, 2) for s in range(4)]
+    lanes = [segment.lane(s, w) for s in range(4) for w in range(2)]
+    areas += [segment.words(begin, LANE_BYTES // 8) for begin in lanes]
     for number, area in enumerate(areas, 1):
         for index in range(len(area)):
             area[index] = number

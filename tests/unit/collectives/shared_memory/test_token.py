@@ -31,8 +31,9 @@ def nothing() -> None:
 
 def test_only_one_has_it() -> None:
     token, tries = Token(), []
-    assert token.hold(lambda: tries.append(token.hold(nothing)))
-    assert tries == [False]
+    assert token.is_free
+    assert token.hold(lambda: tries.extend([token.hold(nothing), token.is_free]))
+    assert tries == [False, False]
     assert token.hold(nothing)
 
 

@@ -1,0 +1,276 @@
+"""Small reductions past the table, alone and among everything that sends them back into it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from lockstitch.collectives import AVERAGE, SUM, ReduceOp
+from lockstitch.collectives.negotiation import Negotiation, Submitted
+from lockstitch.collectives.shared_memory import shortcut
+from lockstitch.collectives.shared_memory.shortcut import Shortcut
+from lockstitch.errors import CollectiveError, MismatchError
+from tests.cluster.collectives.mixtures import Mixture, folded, values
+from tests.cluster.collectives.ranks import Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockstitch.collectives import Handle, Session
+
+COUNT = 50
+
+
+class Roads:
+    """How many operations, of all ranks, went past the tables, and how many into them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.short = self.tables = 0
+        end, handle = Shortcut.end, Negotiation.handle
+
+        def ends(road: Shortcut) -> Handle[Any]:
+            self.short += 1
+            return end(road)
+
+        def handles(table: Negotiation, event: Any) -> Any:
+            self.tables += type(event) is Submitted
+            return handle(table, event)
+
+        monkeypatch.setattr(Shortcut, "end", ends)
+        monkeypatch.setattr(Negotiation, "handle", handles)
+
+    def taken(self) -> tuple[int, int]:
+        """Past the tables and into them, since the last call."""
+        taken = self.short, self.tables
+        self.short = self.tables = 0
+        return taken
+
+
+@pytest.fixture
+def roads(monkeypatch: pytest.MonkeyPatch) -> Roads:
+    return Roads(monkeypatch)
+
+
+@pytest.fixture(params=[2, 3])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks(request.param, "shared_memory") as ranks:
+        yield ranks
+
+
+def begin(session: Session, name: str, seed: int, count: int = COUNT) -> Handle[torch.Tensor]:
+    return session.awaited.allreduce(values(session.rank, seed, count), SUM, name=name)
+
+
+def all_do(ranks: Ranks, name: str, seed: int, count: int = COUNT) -> None:
+    """One operation of all ranks, in this thread."""
+    handles = [begin(each, name, seed, count) for each in ranks.sessions]
+    check(ranks, handles, seed, count)
+
+
+def check(ranks: Ranks, handles: list[Handle[torch.Tensor]], seed: int, count: int = COUNT) -> None:
+    """The handles are those of the last ranks."""
+    wanted = folded([values(r, seed, count) for r in range(ranks.size)], ReduceOp.SUM, ranks.size)
+    for session, handle in zip(ranks.sessions[-len(handles) :], handles, strict=True):
+        assert torch.equal(session.wait(handle), wanted)
+
+
+# ---------------------------------------------------------------- which road is taken
+
+
+def test_reductions_that_come_one_by_one_need_no_table(ranks: Ranks, roads: Roads) -> None:
+    all_do(ranks, "x", 0)  # tells what the name stands for
+    assert roads.taken() == (0, ranks.size**2)
+    for seed in range(1, 2000 if ranks.size == 2 else 20):
+        all_do(ranks, "x", seed)
+    assert roads.taken() == ((seed) * ranks.size, 0)
+
+
+def test_ranks_that_run_ahead_of_each_other_need_no_table_either(
+    ranks: Ranks, roads: Roads
+) -> None:
+    def run(session: Session) -> None:
+        source = random.Random(session.rank)
+        for seed in range(200):
+            if source.random() < 0.1:
+                threading.Event().wait(1e-3)
+            wanted = folded([values(r, seed) for r in range(ranks.size)], ReduceOp.SUM, ranks.size)
+            handle = begin(session, "x", seed)
+            assert torch.equal(session.wait(handle), wanted)
+
+    ranks.run(run)
+    short, tables = roads.taken()
+    assert short >= 190 * ranks.size
+    assert tables < 30 * ranks.size
+
+
+def test_last_of_many_ranks_leaves_its_result_for_the_others(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        all_do(ranks, "x", seed)
+    sums: list[int] = []
+    reduced = shortcut.reduced
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        sums.append(1)
+        return reduced(*arguments)
+
+    monkeypatch.setattr(shortcut, "reduced", counted)
+    for seed in range(3, 9):
+        all_do(ranks, "x", seed)
+    assert len(sums) == 6 * (2 if ranks.size == 2 else 1)
+
+
+def test_what_is_too_large_goes_by_the_table(ranks: Ranks, roads: Roads) -> None:
+    for seed in range(3):
+        all_do(ranks, "x", seed, count=(1 << 14) + 1)
+    assert roads.taken() == (0, 3 * ranks.size**2)
+
+
+def test_a_name_that_gets_another_shape_is_told_anew(ranks: Ranks, roads: Roads) -> None:
+    for seed, count in enumerate((10, 10, 20, 20, 10, 10)):
+        all_do(ranks, "x", seed, count)
+    assert roads.taken() == (3 * ranks.size, 3 * ranks.size**2)
+
+
+def test_other_operations_in_between_leave_the_shortcut_open(ranks: Ranks, roads: Roads) -> None:
+    all_do(ranks, "x", 0)
+    ranks.run(lambda session: session.barrier())
+    large = [values(each.rank, 1, 300_000) for each in ranks.sessions]
+    ranks.run(lambda s: s.wait(s.allreduce(large[s.rank], SUM, name="large")))
+    roads.taken()
+    all_do(ranks, "x", 2)
+    assert roads.taken() == (ranks.size, 0)
+
+
+def test_of_several_at_once_none_needs_the_shortcut(ranks: Ranks, roads: Roads) -> None:
+    for seed in range(8):
+        names = ["a", "b", "c"]
+        handles = [[begin(each, name, seed) for each in ranks.sessions] for name in names]
+        for each in handles:
+            check(ranks, each, seed)
+    roads.taken()
+    all_do(ranks, "a", 8)
+    assert roads.taken() == (ranks.size, 0)
+
+
+def test_an_operation_that_only_some_have_begun_there_ends_by_the_table(roads: Roads) -> None:
+    with Ranks(3, "shared_memory") as ranks:
+        for name in ("x", "y"):
+            all_do(ranks, name, 0)
+        for seed in range(1, 12):  # again and again: no place of a lane is lost
+            early = begin(ranks[0], "y", seed)
+            late = [begin(each, "x", seed) for each in ranks.sessions]
+            check(ranks, late, seed)
+            check(ranks, [early, begin(ranks[1], "y", seed), begin(ranks[2], "y", seed)], seed)
+        roads.taken()
+        all_do(ranks, "x", 20)
+        all_do(ranks, "x", 21)
+        assert roads.taken()[0] >= 3
+
+
+# ---------------------------------------------------------------- what others see of it
+
+
+def test_who_is_missing_is_known(ranks: Ranks) -> None:
+    all_do(ranks, "x", 0)
+    early = begin(ranks[0], "x", 1)
+    others = tuple(range(1, ranks.size))
+    assert ranks[0].missing(early) == others
+    assert ranks[1].wanted() == [("x", (0,))]
+    (wait,) = ranks[0].waits()
+    assert (wait.name, wait.missing) == ("x", others)
+    check(ranks, [early, *(begin(each, "x", 1) for each in ranks.sessions[1:])], 1)
+
+
+def test_mismatch_is_raised_by_all(ranks: Ranks) -> None:
+    for name in ("x", "y"):
+        all_do(ranks, name, 0)
+    for _ in range(6):
+        handles = [begin(each, "x", 1, COUNT + each.rank) for each in ranks.sessions]
+        for session, handle in zip(ranks.sessions, handles, strict=True):
+            with pytest.raises(MismatchError, match="shape"):
+                session.wait(handle)
+        handles = [
+            each.awaited.allreduce(values(each.rank, 2), AVERAGE if each.rank else SUM, name="y")
+            for each in ranks.sessions
+        ]
+        for session, handle in zip(ranks.sessions, handles, strict=True):
+            with pytest.raises(MismatchError, match="operator"):
+                session.wait(handle)
+    all_do(ranks, "x", 3)
+
+
+def test_rank_that_leaves_is_named(ranks: Ranks) -> None:
+    all_do(ranks, "x", 0)
+    early = begin(ranks[0], "x", 1)
+    ranks[1].shutdown()
+    with pytest.raises(CollectiveError, match="rank 1 shut down"):
+        ranks[0].wait(early)
+
+
+def test_rank_that_joins_is_done_without(ranks: Ranks) -> None:
+    for seed in range(6):
+        all_do(ranks, "x", seed)
+
+        def run(session: Session) -> torch.Tensor | None:
+            if session.rank == 0:
+                session.join()
+                return None
+            result = session.wait(begin(session, "x", 7))
+            session.join()
+            return result
+
+        wanted = folded([values(r, 7) for r in range(1, ranks.size)], ReduceOp.SUM, ranks.size)
+        for result in ranks.run(run)[1:]:
+            assert torch.equal(result, wanted)
+
+
+def test_error_of_one_rank_is_its_own(ranks: Ranks) -> None:
+    all_do(ranks, "x", 0)
+    output = torch.zeros(COUNT)
+    mine = ranks[0].awaited.allreduce(values(0, 1), SUM, name="x", output=output)
+    handles = [begin(each, "x", 1) for each in ranks.sessions[1:]]
+    output.requires_grad_()  # torch writes no result there
+    with pytest.raises(RuntimeError, match="out="):
+        ranks[0].wait(mine)
+    check(ranks, handles, 1)
+    all_do(ranks, "x", 2)
+
+
+def test_set_that_is_closed_takes_nothing_along() -> None:
+    with Ranks(3, "shared_memory") as ranks:
+        chosen = ranks.run(lambda session: session.add_process_set([0, 2]).id)[0]
+
+        def run(session: Session) -> None:
+            for seed in range(30):
+                if session.rank != 1:
+                    part = values(session.rank, seed)
+                    handle = session.awaited.allreduce(part, SUM, name="x", process_set=chosen)
+                    wanted = folded([values(0, seed), values(2, seed)], ReduceOp.SUM, 2)
+                    assert torch.equal(session.wait(handle), wanted)
+                session.wait(begin(session, "x", seed))
+            session.remove_process_set(chosen)
+
+        ranks.run(run)
+        all_do(ranks, "x", 50)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))]
+)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_any_mixture_gives_what_torch_gives(size: int, seed: int, roads: Roads) -> None:
+    mixture = Mixture(seed, size, 25)
+    with Ranks(size, "shared_memory") as ranks:
+        chosen = 0
+        if size > 2:
+            chosen = ranks.run(lambda session: session.add_process_set([0, 1]).id)[0]
+        ranks.run(lambda session: mixture.run(session, chosen))
+        all_do(ranks, "last", 1)
+        all_do(ranks, "last", 2)
+        assert roads.taken()[0] >= size
