@@ -16,7 +16,7 @@ from lockstitch.observe.participants import function_in_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from lockstitch.attach.values import CodeLine, PendingCall, ServedCall, ThreadReport
+    from lockstitch.attach.values import CodeLine, OtherWait, PendingCall, ServedCall, ThreadReport
     from lockstitch.observe.explanation import Culprit, Explanation
     from lockstitch.observe.grouping import Job
     from lockstitch.observe.participants import Participant, Wait
@@ -273,8 +273,8 @@ def _participant_lines(one: Participant) -> Iterator[str]:
         )
         if worker.backlog:
             yield f"  {worker.backlog} calls wait for a thread"
-        yield from (f"  {each.what}" for each in worker.waits)
-    yield from (f"  {each.what}" for each in one.process_waits)
+    others = (*(() if worker is None else worker.waits), *one.process_waits)
+    yield from (f"  {each.what}{_since(each)}" for each in others)
     for group in one.groups:
         where = f"group {group.name!r}, " if group.name else ""
         yield from (
@@ -282,6 +282,10 @@ def _participant_lines(one: Participant) -> Iterator[str]:
         )
     yield from _few(_other_threads(one))
     yield from (f"  {gap}" for gap in (() if one.report is None else one.report.gaps))
+
+
+def _since(wait: OtherWait) -> str:
+    return "" if wait.seconds is None else f", since {wait.seconds:.1f} s"
 
 
 def _where(call: ServedCall) -> str:

@@ -138,6 +138,7 @@ def test_who_comes_to_a_meeting_a_moment_later_holds_nobody_up() -> None:
     come = replace(come, seconds=1.0)
     told = explain(job(replace(process(10, rank="0"), waits=(come,)), late))
     assert [each.participant for each in told.culprits] == ["rank 1"]
+    assert "  has come to the meeting of 2 ranks, since 1.0 s" in explanation_lines(told)
 
 
 def test_who_has_not_come_to_the_meeting_and_a_forked_slot_are_waited_for() -> None:
