@@ -32,7 +32,7 @@ _WAIT_BITSET: Final = 9
 STATES: Final = {
     "R": "runs",
     "S": "sleeps",
-    "D": "waits deaf to signals, as for a disk or a file system",
+    "D": "waits (as for a disk: deaf to signals)",
     "T": "is stopped by a signal",
     "t": "is stopped by a debugger",
     "Z": "has ended, and its parent has not noticed",

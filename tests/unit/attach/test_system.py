@@ -52,10 +52,10 @@ def test_the_state_of_a_thread_that_runs_and_of_none() -> None:
 @pytest.mark.parametrize(
     ("state", "file", "content", "told"),
     [
-        ("D", "cgroup.events", "populated 1\nfrozen 0\n", "waits deaf to signals"),
+        ("D", "cgroup.events", "populated 1\nfrozen 0\n", "waits (as for a disk"),
         ("S", "cgroup.events", "populated 1\nfrozen 1\n", "is frozen"),
         ("D", "freezer.state", "FROZEN\n", "is frozen"),
-        ("D", "freezer.state", "THAWED\n", "waits deaf to signals"),
+        ("D", "freezer.state", "THAWED\n", "waits (as for a disk"),
     ],
 )
 def test_who_waits_without_end_or_is_frozen_is_told_so(
