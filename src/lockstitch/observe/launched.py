@@ -33,4 +33,4 @@ def launched_in_words(launched: LaunchedWorker) -> str:
         return launched.how
     if launched.host:
         return f"runs on host {launched.host}: ask there"
-    return "cannot be asked: no Python of it has begun"
+    return "cannot be asked: it has not begun, or is about to end"

@@ -16,7 +16,11 @@ from tests.unit.observe.jobs import idle, job
 @pytest.mark.parametrize(
     ("worker", "words", "is_well"),
     [
-        (LaunchedWorker(2, 20, "", 1.0), "cannot be asked: no Python of it has begun", False),
+        (
+            LaunchedWorker(2, 20, "", 1.0),
+            "cannot be asked: it has not begun, or is about to end",
+            False,
+        ),
         (LaunchedWorker(2, 20, "beta", 1.0), "runs on host beta: ask there", False),
         (LaunchedWorker(2, 20, "", 1.0, 3.0, "exit code 0"), "exit code 0", True),
         (LaunchedWorker(2, 20, "b", 1.0, 3.0, "exit code 0 on host b"), "exit code 0 on host b",

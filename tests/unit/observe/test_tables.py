@@ -69,7 +69,7 @@ def test_who_does_not_answer_has_ended_or_has_not_begun_is_marked() -> None:
     text = "\n".join(" ".join(line) for line in shown(status_table(whole)))
     assert "rank 1 1 12 1 MB no answer; it is stopped by a signal" in text
     assert "worker 2 2 13 killed by SIGKILL, " in text
-    assert "worker 3 3 14 cannot be asked: no Python of it has begun" in text
+    assert "worker 3 3 14 cannot be asked: it has not begun, or is about to end" in text
     assert "worker 4 4 4711 runs on host beta: ask there" in text
     gone = (replace(silent[0], system=None),)
     assert shown(status_table(replace(whole, launcher=None, silent=gone)))[-1][-1] == "gone"
