@@ -58,7 +58,7 @@ class WorkFuture(torch.futures.Future[Any]):
         def run(done: torch.futures.Future[Any]) -> None:
             try:
                 value = _in_queue(queue, callback, done)
-            except Exception as error:  # noqa: BLE001 - raised where the future is waited for
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C too: raised where it is waited for
                 following.set_exception(error)
             else:
                 following.set_result(value)
