@@ -65,10 +65,18 @@ class GradScaler(_Scaler):
         super().__init__(
             device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
         )
+        self._losses_on = device
         self._contexts: dict[int, list[int]] = {}
         """The contexts whose gradients have been unscaled since the last `update`, by optimizer."""
         self._half_unscaled: set[int] = set()
         """Contexts whose gradients some owners have unscaled, and others have not."""
+
+    def get_scale(self) -> float:
+        """Returns the scale. Whoever asks may scale by it without `scale`, as `Pipeline.step`
+        does."""
+        if self.is_enabled():
+            self.scale(torch.zeros((), device=self._losses_on))  # torch makes its state only then
+        return super().get_scale()
 
     def unscale_(
         self, optimizer: torch.optim.Optimizer, context_id: ContextIds | None = None

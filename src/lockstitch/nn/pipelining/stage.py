@@ -6,7 +6,8 @@
 What is kept between the two passes are the graph (`graphs`) and what it has saved.
 
 A stage that *recomputes* keeps the inputs instead, and runs the forward pass once more before the
-backward pass: with the same random numbers, and with the module as it was (`recomputing`).
+backward pass: with the same random numbers, and with the module as it was (`recomputing`). The
+first time it makes a graph too, which is dropped: a module may compute something else without one.
 """
 
 from __future__ import annotations
@@ -94,16 +95,12 @@ class Stage:
         options, number = self._options, micro_batch.number
         if options.context is None:
             return self._run(micro_batch, None, is_first_time=True)
-        if not self._recomputes:
-            graph = self._graphs[number] = Graph()
-            values = self._run(micro_batch, graph, is_first_time=True)
-        else:
+        graph = Graph()
+        if self._recomputes:
             self._kept[number] = micro_batch
-            values = self._run(micro_batch, None, is_first_time=True)
-            wanted = any(micro_batch.values.wanted) or any(
-                each.requires_grad for each in self._module.parameters()
-            )
-            values = values._replace(wanted=[wanted and _can_want(each) for each in values.tensors])
+        else:
+            self._graphs[number] = graph
+        values = self._run(micro_batch, graph, is_first_time=True)
         self.most_live = max(self.most_live, len(self._graphs) + len(self._kept))
         return values
 
@@ -123,15 +120,16 @@ class Stage:
     def _run_module(
         self, micro_batch: MicroBatch, graph: Graph | None, is_first_time: bool
     ) -> Values:
-        value = fill(micro_batch.values.skeleton, self._entered(micro_batch.values, graph))
-        value = enter(value, self._binding(micro_batch, graph))
+        is_repeated = self._recomputes and is_first_time
+        value = fill(micro_batch.values.skeleton, self._entered(micro_batch, graph, is_repeated))
+        value = enter(value, self._binding(micro_batch, graph, is_repeated))
         args = value if type(value) is tuple else (value,)
         skeleton, tensors = lift(micro_batch.kwargs)
-        kwargs = fill(skeleton, [self._protected(tensor, graph) for tensor in tensors])
+        kwargs = fill(skeleton, [self._protected(tensor, is_repeated) for tensor in tensors])
         if not is_first_time:
             assert micro_batch.former is not None
             output = self._recomputing.run_again(micro_batch.former, (args, kwargs))
-        elif self._recomputes and graph is None:
+        elif is_repeated:
             output, micro_batch.former = self._recomputing.run((args, kwargs))
         else:
             output = self._module(*args, **kwargs)
@@ -144,18 +142,21 @@ class Stage:
                 )
         return self._leaving(output, micro_batch, graph, is_first_time)
 
-    def _entered(self, values: Values, graph: Graph | None) -> list[torch.Tensor]:
+    def _entered(
+        self, micro_batch: MicroBatch, graph: Graph | None, is_repeated: bool
+    ) -> list[torch.Tensor]:
         """The inputs on the stage's device, with a graph that begins here."""
-        here = [self._protected(tensor, graph) for tensor in values.tensors]
+        values = micro_batch.values
+        here = [self._protected(tensor, is_repeated) for tensor in values.tensors]
         if graph is None:
             return here
         return [graph.enter(*each) for each in zip(here, values.wanted, strict=True)]
 
-    def _protected(self, tensor: torch.Tensor, graph: Graph | None) -> torch.Tensor:
+    def _protected(self, tensor: torch.Tensor, is_repeated: bool) -> torch.Tensor:
         """An input for the module, which may write to it: where it is needed again, a copy. Parts
         of one memory have a common version otherwise, although they are apart."""
         moved = tensor if self._device is None else tensor.to(self._device)
-        if graph is None and self._recomputes and moved is tensor:
+        if is_repeated and moved is tensor:
             return moved.clone()
         return moved.data if is_view(moved) else moved
 
@@ -166,7 +167,7 @@ class Stage:
         return fill(skeleton, [tensor.to(self._device) for tensor in tensors])
 
     def _binding(
-        self, micro_batch: MicroBatch, graph: Graph | None
+        self, micro_batch: MicroBatch, graph: Graph | None, is_repeated: bool
     ) -> Callable[[SkipReference], SkipReference]:
         """Makes references as the module sees them: `to_here` fetches, and notes that it did."""
         here: dict[SkipReference, torch.Tensor] = {}
@@ -175,7 +176,7 @@ class Stage:
             if skip not in here:
                 if skip not in micro_batch.skips:
                     micro_batch.skips[skip] = self._fetch(skip)
-                tensor = self._protected(micro_batch.skips[skip], graph)
+                tensor = self._protected(micro_batch.skips[skip], is_repeated)
                 if graph is not None and skip.wants_gradient:
                     tensor = graph.enter_fetched(skip, tensor)
                 here[skip] = tensor
@@ -209,8 +210,7 @@ class Stage:
             stashed.append(tensor)
             if is_first_time:
                 self.stash.put(number, place, self._unchanging(tensor))
-            wants = tensor.requires_grad or (self._recomputes and _can_want(tensor))
-            return SkipReference(self._options.stage, number, place, wants)
+            return SkipReference(self._options.stage, number, place, tensor.requires_grad)
 
         skeleton, tensors = lift(output if self._options.is_last else leave(output, stash))
         wanted = [False] * len(tensors)
@@ -280,10 +280,6 @@ def owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not is_sole_owner(holder, place):
             tensors[place] = tensors[place].clone()
     return tensors
-
-
-def _can_want(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _device_of(module: nn.Module) -> torch.device | None:

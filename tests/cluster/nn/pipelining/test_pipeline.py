@@ -16,7 +16,7 @@ from lockstitch import autograd, rpc
 from lockstitch.errors import NotInitializedError, PeerDiedError, SerializationError
 from lockstitch.nn import Pipeline, RemoteModule, Replicate
 from lockstitch.nn.pipelining.inbox import Inboxes
-from lockstitch.optim import DistributedOptimizer
+from lockstitch.optim import DistributedOptimizer, GradScaler
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.testing.faults import Faults
@@ -94,6 +94,57 @@ def test_gradients_may_be_scaled_and_the_loss_is_not(cluster):
     torch.testing.assert_close(loss, expected.detach())
     (8 * expected).backward()
     torch.testing.assert_close(found[0], modules[0][0].weight.grad)
+
+
+def test_the_scale_of_a_scaler_that_has_scaled_nothing_itself(cluster):
+    modules = layers(4, 3)
+    x, y = batch_of(6, 4, 3)
+    pipeline = Pipeline(remote(modules), chunks=2)
+    optimizer = DistributedOptimizer(torch.optim.SGD, pipeline.remote_parameters(), lr=0.5)
+    scaler = GradScaler(init_scale=1024.0)
+    with autograd.context() as context_id:
+        pipeline.step(context_id, x, y, mse, scale=scaler.get_scale())
+        scaler.step(optimizer, context_id)
+        scaler.update()
+    own = torch.optim.SGD(modules[0].parameters(), lr=0.5)
+    mse(modules[0](x), y).backward()
+    own.step()
+    torch.testing.assert_close(pipeline(x), modules[0](x).detach())
+
+
+class Force(nn.Module):
+    """The gradient of an energy, where a graph is made; else zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        energy = (x * self.weight).tanh().sum()
+        if not energy.requires_grad:
+            return torch.zeros_like(x)
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        energy = (x * self.weight).tanh().sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_what_is_recomputed_made_a_graph_the_first_time_too(cluster, schedule):
+    modules = [*layers(3, 3), Force().double()]
+    twin = nn.Sequential(*modules)
+    pipeline = Pipeline(remote(modules), schedule, recompute=True)
+    optimizer = DistributedOptimizer(torch.optim.SGD, pipeline.remote_parameters(), lr=0.5)
+    own = torch.optim.SGD(twin.parameters(), lr=0.5)
+    for _ in range(2):
+        x, y = batch_of(6, 3, 3)
+        with autograd.context() as context_id:
+            loss = pipeline.step(context_id, x, y, mse)
+            optimizer.step(context_id)
+        own.zero_grad()
+        expected = mse(twin(x), y)
+        expected.backward()
+        own.step()
+        torch.testing.assert_close(loss, expected.detach())
 
 
 def test_uneven_micro_batches_count_by_their_rows(cluster):
