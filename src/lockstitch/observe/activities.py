@@ -53,6 +53,7 @@ class Activities:
         for wait in waits:
             self._waits[wait.waiter].append(wait)
         self._ways: dict[Activity, list[_Way]] = {}
+        self._leads: dict[tuple[Activity, bool], bool] = {}
 
     def circles(self) -> list[tuple[Wait, ...]]:
         """Returns, of those that are blocked by each other, a shortest cycle each."""
@@ -83,12 +84,15 @@ class Activities:
     def leads_on(self, activity: Activity, *, with_apart: bool) -> bool:
         """Returns whether an activity itself waits for another participant. `with_apart`: also
         where it waits apart from what is served."""
-        ways = self._ways_of(activity, with_apart=with_apart)
-        return bool(ways) and all(
-            wait is not None or self.leads_on(target, with_apart=with_apart)
-            for way in ways
-            for target, wait in way
-        )
+        known = self._leads.get((activity, with_apart))
+        if known is None:
+            ways = self._ways_of(activity, with_apart=with_apart)
+            self._leads[activity, with_apart] = known = bool(ways) and all(
+                wait is not None or self.leads_on(target, with_apart=with_apart)
+                for way in ways
+                for target, wait in way
+            )
+        return known
 
     # ------------------------------------------------------------ inside
 

@@ -63,12 +63,13 @@ def cycle_in(component: Sequence[Node], edges: Mapping[Node, Sequence[Node]]) ->
     """Returns a shortest cycle within a strongly connected component, from the first node on that
     has one so short; each node is followed by one that it has an edge to, the last by the first."""
     members = set(component)
+    least = 1 if any(node in edges.get(node, ()) for node in component) else 2
     best: list[Node] = []
     for start in sorted(component):
         cycle = _shortest_from(start, members, edges)
         if cycle and (not best or len(cycle) < len(best)):
             best = cycle
-        if len(best) == 1:
+        if len(best) == least:
             break
     return best
 
