@@ -53,6 +53,8 @@ class Driver:
         self._wakeups = wakeups
         self._spreading = spreading
         self._token = Token()
+        self._is_spinning = False
+        """Whether a thread spins that does not hold the token."""
         self._background = BackgroundDriver(f"rank {rank} reductions", self)
 
     # ------------------------------------------------------------ waiting
@@ -66,7 +68,7 @@ class Driver:
             while not handle.is_done:
                 if gives_up is not None and gives_up():
                     return
-                if self._token.is_free and self._spin(handle, has_looked=has_looked):
+                if self._token.is_free and self._looks_a_while(handle, has_looked):
                     return
                 has_looked = False
                 if not self._token.hold(lambda: self._drive(handle, gives_up)):
@@ -77,6 +79,16 @@ class Driver:
             handle.request.is_awaited = False
             self._background.look_after()
             raise
+
+    def _looks_a_while(self, handle: Handle[Any], has_looked: bool) -> bool:
+        """Spins, without the token, if no other thread does: whether the handle is done."""
+        if self._is_spinning:
+            return handle.wait(_SPIN_SECONDS)
+        self._is_spinning = True
+        try:
+            return self._spin(handle, has_looked=has_looked)
+        finally:
+            self._is_spinning = False
 
     def wait_for_room(self) -> None:
         """Waits for a moment: others give room back without waking anybody."""

@@ -12,6 +12,7 @@ import torch
 from lockstitch.collectives import AVERAGE, SUM, ReduceOp
 from lockstitch.collectives.negotiation import Negotiation, Submitted
 from lockstitch.collectives.shared_memory import shortcut
+from lockstitch.collectives.shared_memory.driving import Driver
 from lockstitch.collectives.shared_memory.shortcut import Shortcut
 from lockstitch.errors import CollectiveError, MismatchError
 from tests.cluster.collectives.mixtures import Mixture, folded, values
@@ -274,3 +275,32 @@ def test_any_mixture_gives_what_torch_gives(size: int, seed: int, roads: Roads) 
         all_do(ranks, "last", 1)
         all_do(ranks, "last", 2)
         assert roads.taken()[0] >= size
+
+
+def test_of_several_threads_that_wait_one_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    spinning, may_go_on = threading.Event(), threading.Event()
+    spins: list[int] = []
+    spin = Driver._spin
+
+    def stopped(driver: Driver, handle: Any, **named: Any) -> bool:
+        if named:  # who holds the token says nothing
+            spins.append(threading.get_ident())
+            spinning.set()
+            may_go_on.wait(60)
+        return spin(driver, handle, **named)
+
+    with Ranks(2, "shared_memory") as ranks:
+        mine = {name: begin(ranks[0], name, 1) for name in ("x", "y")}
+        monkeypatch.setattr(Driver, "_spin", stopped)
+        first = threading.Thread(target=ranks[0].wait, args=(mine["x"],))
+        first.start()
+        assert spinning.wait(60)
+        second = threading.Thread(target=ranks[0].wait, args=(mine["y"],))
+        second.start()
+        others = [begin(ranks[1], name, 1) for name in ("x", "y")]
+        second.join(60)  # by the words of rank 1, though the first looks at nothing
+        assert not second.is_alive()
+        assert spins == [first.ident]
+        may_go_on.set()
+        first.join(60)
+        check(ranks, others[1:], 1)
