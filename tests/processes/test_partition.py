@@ -36,6 +36,7 @@ except RuntimeError as error:
     print(time.monotonic(), type(error).__name__, error)
 hvd.shutdown()
 """
+LAZY = "from lockstitch.collectives.c10d import group_operations as it; it.MOST_CONNECTED = 1"
 BOUND = 2.5
 NOTICED_SECONDS = 3.0
 """What is promised for that bound; machines that are busy with other tests get as much again."""
@@ -209,11 +210,56 @@ def test_two_hosts_that_are_cut_from_each_other_only_are_named(
 def test_such_a_cut_ends_whatever_ranks_of_a_large_set_do_together(
     environment: dict[str, str], operation: str
 ) -> None:
-    large = "from lockstitch.collectives.c10d import group_operations as it; it.MOST_CONNECTED = 1"
     program = REDUCTIONS.replace("allreduce(torch.ones(1000), op=hvd.Sum)", operation)
-    program = program.replace("hvd.init()", f"{large}; hvd.init(); hvd.{operation}")
+    program = program.replace("hvd.init()", f"{LAZY}; hvd.init(); hvd.{operation}")
     for said in told_of_a_cut_between_two(environment, program, 1):
         assert "Connection timed out" in said
+
+
+NEW_CONNECTIONS = """
+import sys, time, torch
+import lockstitch.hvd as hvd
+{prepare}
+hvd.init()
+print("began")
+sys.stdin.readline()
+try:
+    {operation}
+    hvd.allreduce(torch.ones(1000))
+except RuntimeError as error:
+    print(time.monotonic(), type(error).__name__, error)
+hvd.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("prepare", "operation", "most_seconds"),
+    [
+        ("", "hvd.add_process_set([1, 2])", 2 * NOTICED_SECONDS),
+        (LAZY, "hvd.allreduce(torch.ones(1_000_000))", 2 * NOTICED_SECONDS),
+        # Gloo calls four times, and each time the system waits for a second at least.
+        (LAZY, "hvd.allgather(torch.ones(100), name='x')", 3 * NOTICED_SECONDS),
+    ],
+    ids=["process set", "chunks", "gather"],
+)
+def test_connection_that_is_still_to_be_made_to_a_host_that_is_cut_off_is_given_up(
+    environment: dict[str, str], prepare: str, operation: str, most_seconds: float
+) -> None:
+    program = NEW_CONNECTIONS.format(prepare=prepare, operation=operation)
+    with ThreeHosts() as hosts:
+        ranks = started_on_three(hosts, environment, program, 1)
+        hosts.cut_between(1, 2)
+        began = time.monotonic()
+        for each in ranks:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        for each in ranks:
+            lines = each.communicate(timeout=100)[0].splitlines()
+            noticed, _, kind_and_words = next(it for it in lines if "Error" in it[:40]).partition(
+                " "
+            )
+            assert float(noticed) - began < most_seconds, kind_and_words
 
 
 def told_of_a_cut_between_two(
@@ -221,13 +267,7 @@ def told_of_a_cut_between_two(
 ) -> list[str]:
     """What the ranks of three hosts say of a cut between the second and the third, in time."""
     with ThreeHosts() as hosts:
-        ranks = []
-        for rank in range(3 * ranks_per_host):
-            told = {"RANK": str(rank), "WORLD_SIZE": str(3 * ranks_per_host)}
-            told |= {"MASTER_ADDR": THREE_ADDRESSES[0], "MASTER_PORT": "29779", **environment}
-            ranks.append(hosts.python(rank // ranks_per_host, program, told))
-        for each in ranks:
-            first_line(each, "began")
+        ranks = started_on_three(hosts, environment, program, ranks_per_host)
         began = time.monotonic()
         hosts.cut_between(1, 2)
         told_by = []
@@ -237,3 +277,17 @@ def told_of_a_cut_between_two(
             assert float(noticed) - began < 2 * NOTICED_SECONDS, said
             told_by.append(said)
         return told_by
+
+
+def started_on_three(
+    hosts: ThreeHosts, environment: dict[str, str], program: str, ranks_per_host: int
+) -> list[subprocess.Popen[str]]:
+    """The ranks of three hosts, when all have begun."""
+    ranks = []
+    for rank in range(3 * ranks_per_host):
+        told = {"RANK": str(rank), "WORLD_SIZE": str(3 * ranks_per_host)}
+        told |= {"MASTER_ADDR": THREE_ADDRESSES[0], "MASTER_PORT": "29779", **environment}
+        ranks.append(hosts.python(rank // ranks_per_host, program, told))
+    for each in ranks:
+        first_line(each, "began")
+    return ranks

@@ -380,8 +380,8 @@ class StreamConnection(SocketEnd):
         probe_silence(self._socket, seconds)
 
     def seconds_unacknowledged(self) -> float:
-        """Returns for how long the other end's host has said nothing at all; 0 where the system
-        does not tell."""
+        """Returns for how long the other end's host has said nothing at all; 0 where it owes
+        nothing, or the system does not tell."""
         return seconds_unacknowledged(self._socket)
 
     def lend(self, nbytes: int, filled: Filled | None = None) -> Loan | None:  # noqa: ARG002

@@ -15,17 +15,23 @@ from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives import SessionOptions, open_session, opening
 from lockstitch.collectives.c10d import tree_links
 from lockstitch.errors import CollectiveError
+from lockstitch.transport.stream import StreamConnection
 from tests.cluster.collectives.ranks import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from lockstitch.collectives import Session
+
 SECONDS = 60.0
 
 
 def open_three(
-    backend: str, seconds: float = SECONDS, **options: Any
+    backend: str,
+    seconds: float = SECONDS,
+    more: Callable[[Session], object] = lambda _session: None,
+    **options: Any,
 ) -> list[BaseException | None]:
     """What each rank raised."""
     store = HashStore()
@@ -35,7 +41,11 @@ def open_three(
         chosen = SessionOptions(backend=backend, host=host, timeout_seconds=seconds, **options)  # type: ignore[arg-type]
         threading.current_thread().name = f"opens {rank}"
         try:
-            open_session(rank, 3, store, chosen).shutdown()
+            session = open_session(rank, 3, store, chosen)
+            try:
+                more(session)
+            finally:
+                session.shutdown()
         except Exception as error:  # noqa: BLE001 - returned
             return error
         return None
@@ -94,6 +104,31 @@ def test_rank_whose_groups_do_not_connect_is_told_to_all(monkeypatch: pytest.Mon
     for error in errors[:2]:
         assert "rank 2 " in str(error), errors
         assert "no way to rank 1" in str(error), errors
+
+
+def test_process_set_is_given_up_where_a_host_falls_silent_though_gloo_goes_on_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def new_group(groups: Any, process_set: Any) -> Any:
+        if process_set.id:
+            may_end.wait(SECONDS)
+            raise RuntimeError("too late")
+        return whole(groups, process_set)
+
+    def silent(stream: StreamConnection) -> float:
+        return 11.0 if threading.current_thread().name == "opens 2" else 0.0
+
+    may_end, whole = threading.Event(), opening.ProcessGroupOperations._new_group
+    monkeypatch.setattr(opening.ProcessGroupOperations, "_new_group", new_group)
+    monkeypatch.setattr(StreamConnection, "seconds_unacknowledged", silent)
+    begin, errors = (
+        SYSTEM_CLOCK.now(),
+        open_three("c10d", more=lambda it: it.add_process_set([0, 2])),
+    )
+    may_end.set()
+    assert SYSTEM_CLOCK.now() - begin < SECONDS / 2
+    assert "nothing comes from rank 0, on host" in str(errors[2]), errors
+    assert "rank 2 could not go on: nothing comes from rank 0" in str(errors[0]), errors
 
 
 @pytest.mark.parametrize("backend", ["shared_memory", "c10d"])

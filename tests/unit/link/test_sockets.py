@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from lockstitch.link.sockets import (
+    _TCP_INFO,
     HeldPort,
     SocketListener,
     SocketStream,
@@ -191,6 +195,26 @@ def test_silence_is_bounded_before_all_are_opened_where_somebody_asks_for_it():
     assert bound == 2500
 
 
+def test_connection_that_is_still_being_made_is_given_up_within_the_bound():
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
+        silence_bounded(1.2) as bound_now,
+        socket.socket() as waits,
+        socket.create_connection(server.getsockname()),  # there is no room for a second one
+    ):
+        waits.setblocking(False)
+        began_at = time.monotonic()
+        with pytest.raises(BlockingIOError):
+            waits.connect(server.getsockname())
+        bound_now()
+        poll = select.poll()
+        poll.register(waits, select.POLLOUT)
+        assert poll.poll(30_000)
+        assert waits.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ETIMEDOUT
+        assert time.monotonic() - began_at < 10.0
+        assert not server.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+
 def test_system_tells_how_long_the_other_host_has_said_nothing():
     near, far = socket.socketpair()
     with near, far, socket.create_server(("127.0.0.1", 0)) as server:
@@ -200,12 +224,34 @@ def test_system_tells_how_long_the_other_host_has_said_nothing():
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
-            while seconds_unacknowledged(sock) < 0.03:
-                pass
-            accepted, _ = server.accept()
-            with accepted:
-                began_at = time.monotonic()
-                sock.sendall(b"x")
-                assert accepted.recv(1) == b"x"
-                silent = seconds_unacknowledged(sock)
-                assert silent <= time.monotonic() - began_at + 0.01
+            assert seconds_unacknowledged(sock) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("probes", "unacknowledged", "silent"), [(0, 1, 7.5), (2, 0, 7.5), (1, 0, 0.0), (0, 0, 0.0)]
+)
+def test_host_that_owes_no_sign_of_life_is_not_silent(
+    probes: int, unacknowledged: int, silent: float
+) -> None:
+    class Told:
+        def getsockopt(self, *_arguments: int) -> bytes:
+            return _TCP_INFO.pack(1, probes, unacknowledged, 7500)
+
+    assert seconds_unacknowledged(cast("socket.socket", Told())) == silent
+
+
+def test_program_that_takes_in_nothing_does_not_make_its_host_silent():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as sock,
+        server.accept()[0],
+    ):
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock.send(bytes(1 << 20))
+        # The system asks after 0.2 s, then after 0.4 more, and so on.
+        deadline = time.monotonic() + 1.3
+        while time.monotonic() < deadline:
+            assert seconds_unacknowledged(sock) < 0.3
+            select.select([], [], [], 0.05)

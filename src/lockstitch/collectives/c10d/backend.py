@@ -249,7 +249,8 @@ class C10dBackend:
     def open_set(self, process_set: ProcessSet) -> None:
         """All members connect to each other. Where that fails nobody can go on."""
         try:
-            in_thread(lambda: self._groups.open_set(process_set), self._pending)
+            with self._groups.opening() as look:
+                in_thread(lambda: self._groups.open_set(process_set), self._pending, look=look)
         except Exception as error:
             # It may have failed since a rank died, of which the news are on their way.
             self._knows_why.wait(_GRACE_SECONDS)

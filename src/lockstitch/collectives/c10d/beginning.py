@@ -53,10 +53,15 @@ class Beginning:
         self._pending.check()
 
 
-def in_thread(work: Callable[[], T], pending: PendingOperations, seconds: float | None = None) -> T:
+def in_thread(
+    work: Callable[[], T],
+    pending: PendingOperations,
+    seconds: float | None = None,
+    look: Callable[[], object] = lambda: None,
+) -> T:
     """Calls it, and returns or raises what it does; or raises why the session has broken off
     meanwhile, or that the time is over. For what waits where nothing can end it: the thread is left
-    to its own time then."""
+    to its own time then. `look` is called now and then meanwhile."""
     values: list[T] = []
     errors: list[Exception] = []
     is_over = threading.Event()
@@ -75,6 +80,7 @@ def in_thread(work: Callable[[], T], pending: PendingOperations, seconds: float 
     threading.Thread(target=run, name=name, daemon=True).start()
     while not clock.wait(is_over, _THREAD_LOOK_SECONDS):
         pending.check()
+        look()
         if deadline is not None and clock.now() >= deadline:
             raise CollectiveError(
                 f"rank {pending.rank} waits for more than {seconds:g} s where ranks meet: "

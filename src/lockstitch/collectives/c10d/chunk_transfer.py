@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from lockstitch.collectives.c10d.exchange import Frame
+from lockstitch.collectives.c10d.peer_connections import LEAST_SILENCE_SECONDS
 from lockstitch.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 _HEADER: Final = struct.Struct("<qIBII")
 _LOOK_SECONDS: Final = 0.5
-# The system asks a silent host for a sign of life once a second at most.
-_LEAST_SILENCE_SECONDS: Final = 2.0
 _MOST_AWAITED_BYTES: Final = 512 << 10
 
 
@@ -208,7 +207,7 @@ class _Waiting:
         self._since = self._since or now
         for end in waited_for.values():
             silent = end.stream.seconds_unacknowledged() if self._silence_seconds else 0.0
-            if silent > max(self._silence_seconds, _LEAST_SILENCE_SECONDS):
+            if silent > max(self._silence_seconds, LEAST_SILENCE_SECONDS):
                 raise PeerFailedError(end.other, f"its host has been silent for {silent:.1f} s")
         if now - self._since >= self._timeout_seconds:
             first = next(iter(waited_for.values()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +31,7 @@ from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.distributed.distributed_c10d import Store
 
@@ -66,7 +68,7 @@ _NCCL_TIMEOUT = timedelta(minutes=30)
 MOST_CONNECTED = 64
 """Up to so many ranks of a set connect to each other at once when it is opened, so that it is seen
 who cannot; more of them when they first have something for each other."""
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 0.2
 # What a network is expected to carry at least.
 _BYTES_PER_SECOND = 1 << 20
 
@@ -75,6 +77,11 @@ class GroupOperations(Protocol):
     """The operations; all ranks of a set call them in the same order, one at a time."""
 
     device: torch.device
+
+    def opening(self) -> AbstractContextManager[Callable[[], object]]:
+        """A context manager around `open_set`. What it gives is called now and then meanwhile, in
+        another thread, so that connections to hosts that do not answer are given up."""
+        ...
 
     def open_set(self, process_set: ProcessSet) -> None:
         """Prepares for a set. All ranks of the session call this, its members or not."""
@@ -157,6 +164,18 @@ class ProcessGroupOperations:
         self._rank = rank
         self._store = store
         self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
+
+    @contextmanager
+    def opening(self) -> Iterator[Callable[[], object]]:
+        def look() -> None:
+            bound_now()
+            if self._peers is not None:
+                self._peers.check_silence()
+
+        # Gloo waits for as long as the system does, whatever it is told.
+        seconds = 0.0 if is_gpu(self.device) else self._silence_seconds
+        with silence_bounded(seconds) as bound_now:
+            yield look
 
     def open_set(self, process_set: ProcessSet) -> None:
         if not process_set.includes(self._rank):
@@ -297,11 +316,10 @@ class ProcessGroupOperations:
             return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
         timeout = timedelta(seconds=self._connect_seconds)
         try:
-            with silence_bounded(self._silence_seconds):
-                if self._address is None:
-                    group = distributed.ProcessGroupGloo(store, position, process_set.size, timeout)
-                else:
-                    group = self._new_gloo_at(self._address, store, position, process_set.size)
+            if self._address is None:
+                group = distributed.ProcessGroupGloo(store, position, process_set.size, timeout)
+            else:
+                group = self._new_gloo_at(self._address, store, position, process_set.size)
         except RuntimeError as error:
             others = [rank for rank in process_set.ranks if rank != self._rank]
             raise CollectiveError(

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from lockstitch.link.greetings import Hello
     from lockstitch.transport import Connection, Listener, TcpTransport
 
+LEAST_SILENCE_SECONDS: Final = 2.0
+"""The system asks a silent host for a sign of life once a second at most."""
 _LOOK_SECONDS: Final = 0.5
 _NO_RECORDS: Final = 0
 
@@ -74,6 +76,16 @@ class PeerConnections:
             self._call_lower(others, deadline)
             self._await(others, deadline, seconds)
         return {other: self._streams[other] for other in others}
+
+    def check_silence(self) -> None:
+        """Raises `CollectiveError` where the host of one that is connected is silent."""
+        bound = max(self._silence_seconds, LEAST_SILENCE_SECONDS)
+        for rank, stream in self._streams.copy().items() if self._silence_seconds else ():
+            if (silent := stream.seconds_unacknowledged()) > bound:
+                raise CollectiveError(
+                    f"nothing comes from {self._names.one(rank)}{self._place(rank)}, any more (its "
+                    f"host has been silent for {silent:.1f} s)"
+                )
 
     def abort(self) -> None:
         """Ends them: whoever waits for one of them sees it end. Harmless when repeated."""
@@ -123,8 +135,9 @@ class PeerConnections:
         if missing_keys(self._store, [_key(other)], seconds_left()):
             raise CollectiveError(f"{who} has not said in time where it can be reached for chunks")
         address = self._store.get(_key(other)).decode()
+        silence = self._silence_seconds or seconds_left()
         try:
-            stream = self._transport.connect(address, seconds_left())
+            stream = self._transport.connect(address, min(silence, seconds_left()))
             me, peer = _info(self._rank), _info(other).worker
             call(
                 stream,

@@ -76,6 +76,19 @@ def test_work_in_a_thread_gives_its_value_or_its_error() -> None:
         in_thread(raise_it, mine)
 
 
+def test_somebody_looks_while_work_in_a_thread_goes_on() -> None:
+    may_end = threading.Event()
+    in_thread(may_end.wait, PendingOperations(0, SYSTEM_CLOCK), look=may_end.set)
+
+    def look() -> None:
+        raise ValueError("such a sight")
+
+    may_end.clear()
+    with pytest.raises(ValueError, match="such a sight"):
+        in_thread(may_end.wait, PendingOperations(0, SYSTEM_CLOCK), look=look)
+    may_end.set()
+
+
 def test_work_that_does_not_end_is_left_when_a_rank_is_lost_or_the_time_is_over() -> None:
     may_end, mine = threading.Event(), pending(3)
     with pytest.raises(CollectiveError, match="rank 3 waits for more than 20 s where ranks meet"):

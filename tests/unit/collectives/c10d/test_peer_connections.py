@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from lockstitch.errors import CollectiveError
 from lockstitch.link.addresses import host_and_port
 from lockstitch.link.sockets import HeldPort
 from lockstitch.transport import TcpTransport
+from lockstitch.transport.stream import StreamConnection
 from lockstitch.trust import Secret
 from tests.cluster.collectives.ranks import in_threads
 
@@ -26,8 +28,13 @@ SECRET = Secret(bytes(32))
 def make() -> Iterator[Make]:
     store, made = HashStore(), []
 
-    def of(rank: int, secret: Secret = SECRET, ports: range | None = None) -> PeerConnections:
-        options = LinkOptions(secret, heartbeat=10.0)
+    def of(
+        rank: int,
+        secret: Secret = SECRET,
+        ports: range | None = None,
+        heartbeat: float = 10.0,
+    ) -> PeerConnections:
+        options = LinkOptions(secret, heartbeat=heartbeat)
         made.append(PeerConnections(rank, store, TcpTransport(ports=ports), options))
         return made[-1]
 
@@ -61,6 +68,44 @@ def test_rank_that_does_not_come_is_named(make: Make) -> None:
         make(0).connect([0, 1, 2], 0.1)
     with pytest.raises(CollectiveError, match="rank 3 has not said in time"):
         make(4).connect([3, 4], 0.1)
+
+
+def test_host_that_does_not_answer_is_not_waited_for_longer_than_it_may_be_silent(
+    make: Make,
+) -> None:
+    calling = make(1, heartbeat=0.3)
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
+        socket.create_connection(server.getsockname()),  # there is no room for a second one
+    ):
+        host, port = server.getsockname()
+        calling._store.set("chunks/0", f"tcp:{host}:{port}")
+        began_at = time.monotonic()
+        with pytest.raises(CollectiveError, match=r"rank 1 could not connect to rank 0 .* 0\.3 s"):
+            calling.connect([0, 1], 60.0)
+        assert time.monotonic() - began_at < 10.0
+
+
+@pytest.mark.parametrize(("heartbeat", "silent"), [(10.0, 10.1), (0.5, 2.1)])
+def test_rank_whose_host_is_silent_is_named(
+    make: Make, heartbeat: float, silent: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [make(rank, heartbeat=heartbeat) for rank in range(2)]
+    in_threads(2, lambda rank: ranks[rank].connect([0, 1], 20.0))
+    monkeypatch.setattr(StreamConnection, "seconds_unacknowledged", lambda _self: silent - 0.2)
+    ranks[0].check_silence()
+    monkeypatch.setattr(StreamConnection, "seconds_unacknowledged", lambda _self: silent)
+    with pytest.raises(CollectiveError, match=f"from rank 1, any more .* silent for {silent} s"):
+        ranks[0].check_silence()
+
+
+def test_nobody_is_silent_where_that_may_last_for_ever(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [make(rank, heartbeat=0.0) for rank in range(2)]
+    in_threads(2, lambda rank: ranks[rank].connect([0, 1], 20.0))
+    monkeypatch.setattr(StreamConnection, "seconds_unacknowledged", lambda _self: 1e9)
+    ranks[0].check_silence()
 
 
 def test_stranger_is_not_let_in(make: Make) -> None:
