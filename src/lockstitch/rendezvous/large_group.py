@@ -62,9 +62,9 @@ class _Block:
 
 
 class LargeMeeting:
-    """The nth meeting of `size` ranks, as `rank` goes through it."""
+    """The nth meeting of `size` ranks, as `rank` goes through it. `what`: where its keys are."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it works with
         self,
         store: Store,
         meeting: int,
@@ -72,10 +72,13 @@ class LargeMeeting:
         size: int,
         width: int,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        what: str = "meeting",
     ) -> None:
         self._store = store
         self._clock = clock
         self._meeting = meeting
+        self._place = f"{what}/{meeting}"
         self._rank = rank
         self._size = size
         self._width = width
@@ -121,11 +124,11 @@ class LargeMeeting:
 
     def entry_key(self, rank: int) -> str:
         """Where the entry of a rank is."""
-        return f"meeting/{self._meeting}/{rank}"
+        return f"{self._place}/{rank}"
 
     def name_key(self, name: str) -> str:
         """Where the rank is that has a name."""
-        return f"meeting/{self._meeting}/name/{name}"
+        return f"{self._place}/name/{name}"
 
     # ------------------------------------------------------------ inside
 
@@ -155,7 +158,7 @@ class LargeMeeting:
                 yield block
 
     def _key(self, block: _Block) -> str:
-        return f"meeting/{self._meeting}/census/{block.level}/{block.index}"
+        return f"{self._place}/census/{block.level}/{block.index}"
 
     def _smaller(self, block: _Block) -> list[_Block]:
         """The blocks of which a block is made, one level down."""

@@ -255,6 +255,25 @@ def exchange(
     return list(read_all(store, keys))
 
 
+def first_objection(
+    store: Store, roster: StaticRoster, what: str, mine: str, timeout_seconds: float
+) -> str:
+    """Returns what the first of the members objects, by rank; nothing where none does. All say it
+    of one matter (`what`), and meet in blocks once more for that. Raises RuntimeError naming those
+    that have not in time."""
+    me = roster.me
+    meeting = LargeMeeting(store, me.generation, me.id, roster.size, BLOCK, what=what)
+    store.set(meeting.entry_key(me.id), Member(me, (), "", kind=mine).encode())
+    found = meeting.census(timeout_seconds)
+    if isinstance(found, Census):
+        return next(filter(None, found.kinds), "")
+    if isinstance(found, str):
+        raise _called_off(found, me.id)
+    raise RuntimeError(
+        f"rank {me.id} waited {timeout_seconds:g} s to hear of {what} from ranks {found}"
+    )
+
+
 def call_off(store: Store, world_size: int, meeting: int = 0, why: str = "") -> list[Member]:
     """Ends the wait of all who are in `meet` for this meeting: somebody will not come. Returns who
     has come already, and so may be on its way on."""

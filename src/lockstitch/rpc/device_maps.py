@@ -2,6 +2,8 @@
 
 In a static group a worker with a map publishes it with its entry. Only where there is such an entry
 do all say how many devices they have, and then all check all maps, so that all fail or none does.
+Where there are more than 64 workers each checks its own, for which it reads what those say to whom
+it maps; then they tell each other whether all is well (`static_group.first_objection`).
 Where workers come and go, one that comes checks what its own maps say of its own devices; whether
 the other has the device that they name shows in the call.
 """
@@ -18,7 +20,9 @@ import torch
 from lockstitch.devices import kinds
 from lockstitch.devices.kinds import initialise_gpus, is_gpu, is_host
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.rendezvous.static_group import exchange, failing_together
+from lockstitch.rendezvous.large_group import MOST_WHO_READ_ALL
+from lockstitch.rendezvous.static_group import exchange, failing_together, first_objection
+from lockstitch.rendezvous.store import missing_keys, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -90,6 +94,9 @@ def agree(store: Store, roster: StaticRoster, timeout_seconds: float) -> None:
     `RuntimeError` for workers that do not come."""
     if not any(HAS_DEVICES in kind.split(",") for kind in roster.census.kinds):
         return
+    if roster.size > MOST_WHO_READ_ALL:
+        _agree_in_blocks(store, roster, timeout_seconds)
+        return
     members = roster.members()
     counts = exchange(store, roster, "devices", str(count_devices()), timeout_seconds)
     uses = {
@@ -99,6 +106,40 @@ def agree(store: Store, roster: StaticRoster, timeout_seconds: float) -> None:
     with failing_together(store, roster.me, len(members)):
         check(uses)
     initialise(roster.me.name, uses)
+
+
+def _agree_in_blocks(store: Store, roster: StaticRoster, timeout_seconds: float) -> None:
+    """Does the same where there are many workers."""
+    me = roster.me
+    keys = f"meeting/{me.generation}/devices", f"meeting/{me.generation}/is mapped to"
+    count = count_devices()
+    store.set(f"{keys[0]}/{me.id}", str(count))
+    objection, uses = "", {me.name: DeviceUse(count=count)}
+    try:
+        member = roster.find(me.id)
+        mine = DeviceUse.decode("" if member is None else member.devices, count)
+        uses[me.name] = mine
+        found = {name: roster.find(name) for name in mine.maps}
+        targets = {name: each for name, each in found.items() if each is not None}
+        counted = [f"{keys[0]}/{each.info.id}" for each in targets.values()]
+        if counted and (missing := missing_keys(store, counted, timeout_seconds)):
+            raise RuntimeError(f"{me.name} waited {timeout_seconds:g} s for {missing}")
+        counts = read_all(store, counted)
+        for (name, target), said in zip(targets.items(), counts, strict=True):
+            theirs = DeviceUse.decode(target.devices, int(said))
+            uses.setdefault(name, dataclasses.replace(theirs, maps={}))
+            if any(map(is_gpu, mine.maps[name].values())):
+                store.set(f"{keys[1]}/{target.info.id}", "")
+        check(uses)
+    except (RuntimeError, ValueError) as error:
+        objection = str(error)
+    with failing_together(store, me, roster.size):
+        if first := first_objection(store, roster, "device maps", objection, timeout_seconds):
+            raise ValueError(first)
+    if store.check([f"{keys[1]}/{me.id}"]):
+        initialise_gpus()
+    else:
+        initialise(me.name, uses)
 
 
 def check_alone(name: str, use: DeviceUse) -> None:

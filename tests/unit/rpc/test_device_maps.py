@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import HashStore, Store
 
 from lockstitch.errors import RemoteProtocolError
-from lockstitch.rendezvous import join
+from lockstitch.rendezvous import join, large_group, static_group
 from lockstitch.rpc import device_maps
 from lockstitch.rpc.device_maps import DeviceUse, agree, check, check_alone
 from lockstitch.rpc.joining import kind_of
@@ -95,21 +95,27 @@ def test_nobody_asks_for_devices_where_no_map_is(monkeypatch) -> None:
     agree(HashStore(), join(HashStore(), "a", 0, 1, ["x"]), 1)
 
 
-def agree_all(maps: list[DeviceUse], monkeypatch, count: int = 1) -> list[Exception | None]:
+def agree_all(
+    maps: list[DeviceUse], monkeypatch, count: int = 1, store: Store | None = None
+) -> list[Exception | None]:
     monkeypatch.setattr(device_maps, "count_devices", lambda: count)
     monkeypatch.setattr(device_maps, "initialise", lambda name, uses: None)
-    store, outcomes = HashStore(), [None] * len(maps)
+    outcomes: list[Exception | None] = [None] * len(maps)
+    shared = HashStore()
 
     def come(rank: int) -> None:
         text = maps[rank].encode()
         kind = kind_of(["tcp:h:1"], text)
-        roster = join(store, f"w{rank}", rank, len(maps), ["x"], 20, devices=text, kind=kind)
+        roster = join(shared, f"w{rank}", rank, len(maps), ["x"], 20, devices=text, kind=kind)
         try:
-            agree(store, roster, 20)
+            agree(store or shared, roster, 20)
         except ValueError as error:
             outcomes[rank] = error
 
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(len(maps))]
+    threads = [
+        threading.Thread(target=come, args=(rank,), name=f"worker {rank}")
+        for rank in range(len(maps))
+    ]
     for each in threads:
         each.start()
     for each in threads:
@@ -123,3 +129,55 @@ def test_all_workers_of_a_static_group_agree_or_none_does(monkeypatch) -> None:
     beyond = DeviceUse({"w1": {FIRST: SECOND}})
     for error in agree_all([DeviceUse(), DeviceUse(), beyond], monkeypatch):
         assert "Node w2 has target devices with invalid indices" in str(error)
+
+
+@pytest.fixture
+def blocks_of_three(monkeypatch) -> None:
+    for module in (static_group, device_maps):
+        monkeypatch.setattr(module, "MOST_WHO_READ_ALL", 4)
+    monkeypatch.setattr(static_group, "BLOCK", 3)
+
+
+@pytest.mark.usefixtures("blocks_of_three")
+def test_all_workers_of_a_large_group_agree_or_none_does(monkeypatch) -> None:
+    fine = DeviceUse({"w7": {FIRST: FIRST}})
+    assert agree_all([fine] + [DeviceUse()] * 9, monkeypatch) == [None] * 10
+    beyond, nobody = DeviceUse({"w1": {FIRST: SECOND}}), DeviceUse({"w99": {FIRST: FIRST}})
+    named = {
+        "Node w5 has target devices with invalid indices": [*[DeviceUse()] * 5, beyond],
+        "Node w0 has invalid target node names": [nobody, *[DeviceUse()] * 4, beyond],
+    }
+    for told, maps in named.items():
+        for error in agree_all(maps, monkeypatch):
+            assert told in str(error)
+
+
+@pytest.mark.usefixtures("blocks_of_three")
+def test_gpus_are_initialised_where_somebody_far_maps_to_them(monkeypatch) -> None:
+    initialised = []
+    monkeypatch.setattr(
+        device_maps,
+        "initialise_gpus",
+        lambda: initialised.append(threading.current_thread().name),
+    )
+    agree_all(
+        [DeviceUse({"w7": {HOST: FIRST}, "w3": {HOST: HOST}})] + [DeviceUse()] * 9, monkeypatch
+    )
+    assert initialised == ["worker 7"]
+
+
+@pytest.mark.usefixtures("blocks_of_three")
+def test_no_worker_of_a_large_group_reads_what_all_others_say(monkeypatch) -> None:
+    read: list[int] = []
+
+    def read_all(store: Store, keys: list[str]) -> list[bytes]:
+        read.append(len(keys))
+        return whole(store, keys)
+
+    whole = large_group.read_all
+    for module in (large_group, device_maps):
+        monkeypatch.setattr(module, "read_all", read_all)
+    monkeypatch.setattr(static_group, "read_all", None)
+    mapped = DeviceUse({"w2": {FIRST: FIRST}})
+    assert agree_all([mapped] * 20, monkeypatch) == [None] * 20
+    assert max(read) <= 3
