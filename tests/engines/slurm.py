@@ -53,7 +53,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 90.0) -> None:
     """Asks every tenth of a second. Raises `TimeoutError`."""
     end = time.monotonic() + seconds
     while not holds():
@@ -68,6 +68,7 @@ class SlurmCluster:
     def __init__(self) -> None:
         self._hosts = TwoHosts()
         self._stack = ExitStack()
+        self._is_cut = False
         self.folder = Path()
         self._nodes: list[subprocess.Popen[bytes]] = []
 
@@ -165,12 +166,15 @@ class SlurmCluster:
 
     def cut(self) -> None:
         """Nothing goes between the nodes any more."""
+        self._is_cut = True
         self._hosts.cut()
 
     def heal(self) -> None:
-        """Ends a `cut`."""
-        self._hosts.heal()
-        wait_until(self._all_idle)
+        """Ends a `cut`, if there is one."""
+        if self._is_cut:
+            self._is_cut = False
+            self._hosts.heal()
+            wait_until(self._all_idle)
 
     def _all_idle(self) -> bool:
         return self.said(["sinfo", "-h", "-o", "%t %D"]).split() == ["idle", "2"]

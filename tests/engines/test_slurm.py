@@ -99,6 +99,13 @@ def cluster() -> Iterator[SlurmCluster]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def whole(cluster: SlurmCluster) -> Iterator[None]:
+    """A test that fails in a cut leaves none to the next."""
+    yield
+    cluster.heal()
+
+
 @pytest.fixture(scope="module")
 def program(cluster: SlurmCluster) -> str:
     path = cluster.folder / "train.py"
