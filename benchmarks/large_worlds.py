@@ -276,11 +276,10 @@ def start(size: int, per_host: int) -> tuple[int, int, float]:
 def take_place(store: CountingClient, roster: StaticRoster, place: Place) -> None:
     """Looks up what a rank needs to connect: rank 0's entry, its parent's, and where that
     listens (`c10d.tree_links`)."""
-    roster.find(0)
+    roster.fetch({0, max(0, place.parent)})
     if place.is_speaker:
         store.set(f"speakers/{place.rank}", "tcp:10.0.0.1:31234")
     if place.parent > 0:
-        roster.find(place.parent)
         store.wait([f"speakers/{place.parent}"])
         store.get(f"speakers/{place.parent}")
 

@@ -29,7 +29,7 @@ from lockstitch.collectives.c10d.group_operations import GroupOperations, Proces
 from lockstitch.collectives.c10d.hierarchical import HierarchicalOperations
 from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.c10d.peer_connections import PeerConnections
-from lockstitch.collectives.c10d.tree import place_of
+from lockstitch.collectives.c10d.tree import Place, place_of
 from lockstitch.collectives.c10d.tree_links import Link, TreeLinks
 from lockstitch.collectives.memory import LocalSessions
 from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
@@ -166,6 +166,8 @@ class _Opening:
         ports = find_ports(options.port_range, os.environ)
         self._transport = TcpTransport(self._address, ports)
         self._notice: GiveUpNotice | None = None
+        self._place: Place
+        """In the tree of those who speak for others; only between hosts."""
 
     def session(self) -> Session:
         """Publishes, meets, chooses, connects."""
@@ -181,13 +183,15 @@ class _Opening:
                 functools.partial(place, roster), place(roster, self._rank)
             )
             kinds = list(map(Kind.decode, roster.census.kinds))
-            check_versions([kind.version for kind in kinds])
+            check_versions([kind.version for kind in kinds], functools.partial(place, roster))
             hosts = [
                 kind.host or host for kind, host in zip(kinds, roster.census.hosts, strict=True)
             ]
             topology = Topology.of(self._rank, hosts)
             name = _chosen_backend(topology, options)
             if name != "shared_memory":
+                self._place = place_of(self._rank, topology.hosts, options.speaker_fan_in)
+                roster.fetch({0, max(0, self._place.parent)})
                 check_reach(roster)
             self._notice = GiveUpNotice(self._store, roster.me.generation)
             backend: Backend
@@ -297,7 +301,7 @@ class _Opening:
         has_failed = functools.partial(self._notice.read, 0.0)
 
         tree = TreeLinks(
-            place_of(rank, topology.hosts, options.speaker_fan_in),
+            self._place,
             self._size,
             address,
             sealed_by(self._secret, PrefixStore(f"tree/{roster.me.generation}", self._store)),

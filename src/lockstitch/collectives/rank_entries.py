@@ -17,7 +17,7 @@ from lockstitch.transport import TcpTransport
 from lockstitch.versions import are_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lockstitch.rendezvous import StaticRoster
 
@@ -56,14 +56,15 @@ def place(roster: StaticRoster, rank: int) -> str:
     return ""
 
 
-def check_versions(versions: Sequence[str]) -> None:
+def check_versions(versions: Sequence[str], where: Callable[[int], str] = lambda _rank: "") -> None:
     """All ranks see at once that one runs another Lockstitch, whose messages and memory are laid
-    out differently."""
+    out differently. `where` a rank is, is said with it."""
     for rank, version in enumerate(versions):
         if not are_alike(version, versions[0]):
+            first, other = (f", on {it}," if (it := where(each)) else "" for each in (0, rank))
             raise CollectiveError(
-                f"rank 0 runs lockstitch {versions[0]}, rank {rank} {version}, and neither would "
-                "understand the other; install the same on all ranks"
+                f"rank 0{first} runs lockstitch {versions[0]}, rank {rank}{other} {version}, and "
+                "neither would understand the other; install the same on all ranks"
             )
 
 

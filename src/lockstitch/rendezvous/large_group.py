@@ -29,7 +29,7 @@ from lockstitch.rendezvous.roster import Member, Table, name_is_taken
 from lockstitch.rendezvous.store import missing_keys, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch.distributed.distributed_c10d import Store
 
@@ -244,8 +244,13 @@ class StoredTable:
 
     def members(self) -> list[Member]:
         """Returns all members, by rank. Reads all entries that have not been read before."""
+        self.fetch(range(self._size))
+        return self._known.members()
+
+    def fetch(self, ranks: Iterable[int]) -> None:
+        """Reads the entries of members that will be asked for, by one request."""
         with self._reading:
-            wanted = [rank for rank in range(self._size) if self._known.find(rank) is None]
+            wanted = [rank for rank in ranks if self._known.find(rank) is None]
             try:
                 entries = read_all(self._store, list(map(self._meeting.entry_key, wanted)))
             except RemoteProtocolError:
@@ -254,7 +259,6 @@ class StoredTable:
                 raise _gone("all workers", error) from error
             for entry in entries:
                 self._known.add(Member.decode(entry))
-        return self._known.members()
 
     def _read(self, who: str | int | WorkerId) -> Member | None:
         if isinstance(who, str):

@@ -122,6 +122,9 @@ class Table:
             return member if member is not None and member.id == who else None
         return self._by_rank.get(who)
 
+    def fetch(self, ranks: Iterable[int]) -> None:
+        """Does nothing: all members are known."""
+
     def members(self) -> list[Member]:
         """Returns all members, by rank."""
         return [self._by_rank[rank] for rank in sorted(self._by_rank)]

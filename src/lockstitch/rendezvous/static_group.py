@@ -43,7 +43,7 @@ from lockstitch.rendezvous.roster import Member, Table, check_names_are_unique
 from lockstitch.rendezvous.store import missing_keys, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.distributed.distributed_c10d import Store
 
@@ -58,6 +58,8 @@ class Members(Protocol):
     def find(self, who: str | int | WorkerId) -> Member | None: ...
 
     def members(self) -> list[Member]: ...
+
+    def fetch(self, ranks: Iterable[int]) -> None: ...
 
 
 class StaticRoster:
@@ -98,6 +100,10 @@ class StaticRoster:
     def members(self) -> list[Member]:
         """Returns all members, by rank; of a large group all have to be looked up, see `find`."""
         return self._table.members()
+
+    def fetch(self, ranks: Iterable[int]) -> None:
+        """Looks up, where that is necessary, members that will be asked for, all at once."""
+        self._table.fetch(ranks)
 
     def leave(self) -> None:
         """Strikes this worker out of the store; harmless when repeated."""

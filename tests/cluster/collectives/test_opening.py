@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,9 @@ def test_rank_with_another_version_of_the_library_is_told_by_all(
     whole = opening.join
     monkeypatch.setattr(opening, "join", publish)
     for error in open_three(backend):
-        assert f"rank 0 runs lockstitch {__version__}, rank 2 9.1.0, and" in str(error)
+        here = f", on host {socket.gethostname()},"
+        said = f"rank 0{here} runs lockstitch {__version__}, rank 2{here} 9.1.0, and"
+        assert said in str(error)
         assert "install the same on all ranks" in str(error)
 
 

@@ -57,3 +57,5 @@ def test_first_rank_with_another_version_is_named() -> None:
     check_versions(["1.0.0", "1.0.0"])
     with pytest.raises(CollectiveError, match=r"rank 0 runs lockstitch 1\.0\.0, rank 2 2\.0\.0"):
         check_versions(["1.0.0", "1.0.0", "2.0.0"])
+    with pytest.raises(CollectiveError, match=r"rank 0, on host 0, runs .*, rank 1, on host 1, 2"):
+        check_versions(["1.0.0", "2.0.0"], lambda rank: f"host {rank}")

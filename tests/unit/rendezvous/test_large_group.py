@@ -225,6 +225,23 @@ def test_members_may_be_looked_up_from_many_threads():
     assert Counter(found) == dict.fromkeys(range(20), 4)
 
 
+@pytest.mark.parametrize("size", [3, 20])
+def test_members_that_will_be_asked_for_are_looked_up_by_one_request(size, monkeypatch):
+    read: list[list[str]] = []
+
+    def read_all(store, keys):
+        read.append(keys)
+        return whole(store, keys)
+
+    whole = large_group.read_all
+    rosters = meet(HashStore(), names(size))
+    monkeypatch.setattr(large_group, "read_all", read_all)
+    rosters[1].fetch({0, 1, 2})
+    assert read == ([["meeting/0/0", "meeting/0/2"]] if size > 3 else [])
+    monkeypatch.setattr(large_group.StoredTable, "_read", None)
+    assert [rosters[1].find(rank).info.id for rank in range(3)] == [0, 1, 2]
+
+
 def test_meeting_that_some_know_to_be_called_off_is_so_for_all():
     store = HashStore()
     for rank in range(3):
