@@ -115,9 +115,17 @@ class Answers:
         if (is_cheap or is_waiting) and not future.has_callbacks:
             self._settle(pending, answer, peer)
         else:
-            self._core.thread_pool.spawn(lambda: self._settle(pending, answer, peer))
+            # No interrupt comes there: whatever is raised, the program's objects raise it.
+            settle = partial(self._settle, pending, answer, peer, BaseException)
+            self._core.thread_pool.spawn(settle)
 
-    def _settle(self, pending: Pending, answer: Message, peer: WorkerId) -> None:
+    def _settle(
+        self,
+        pending: Pending,
+        answer: Message,
+        peer: WorkerId,
+        raised_later: type[BaseException] = Exception,
+    ) -> None:
         future = pending.future
         assert future is not None
         pending.answer = answer
@@ -125,7 +133,7 @@ class Answers:
         begun, received = (self._now(), bytes_of(answer)) if RECORDER.is_on else (0.0, 0)
         try:
             value = self.result(pending, peer)
-        except Exception as raised:  # noqa: BLE001 - raised where the user waits
+        except raised_later as raised:  # where the user waits
             error = raised
         if begun:
             pending.peer = self._peers.info_of(peer).name

@@ -59,3 +59,20 @@ def test_who_reads_the_answer_of_another_opens_it_as_if_it_had_made_the_call(
         reader = waiter.result()
         first.wait()
         assert readers.seen == [(reader, calls_with)]
+
+
+class EndsWhoReadsIt:
+    """A value that raises what is no `Exception`."""
+
+    def __setstate__(self, state: object) -> None:
+        raise SystemExit("read")
+
+
+def test_whatever_a_value_raises_in_the_thread_pool_is_raised_where_it_is_waited_for() -> None:
+    with Stage() as stage:
+        following = stage.call_async().then(lambda done: done.wait())
+        value = EndsWhoReadsIt()
+        value.state = 1  # type: ignore[attr-defined]
+        stage.peer.reply(stage.peer.receive_call(), value)
+        with pytest.raises(SystemExit, match="read"):
+            Background(following.wait).result()
