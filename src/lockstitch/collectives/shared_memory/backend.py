@@ -89,9 +89,9 @@ class SharedMemoryBackend:
                 sets.turn()  # for those before it
             is_told = False
             try:
-                sets.submit(handle)
+                should_look = sets.submit(handle)
                 is_told = True
-                if not handle.request.is_deferred:
+                if should_look:
                     sets.turn()
                 if self._wakeups.is_asleep:
                     self._wakeups.wake_own()  # what the sleeper waits for may be done now

@@ -68,7 +68,7 @@ class Driver:
             while not handle.is_done:
                 if gives_up is not None and gives_up():
                     return
-                if self._token.is_free and self._looks_a_while(handle, has_looked):
+                if not self._token.is_held() and self._looks_a_while(handle, has_looked):
                     return
                 has_looked = False
                 if not self._token.hold(lambda: self._drive(handle, gives_up)):

@@ -48,7 +48,8 @@ BY_DEATH: Final = 1 << 43
 """The flag of LEAVE by which another rank has died."""
 PLACE_MASK: Final = (1 << 42) - 1
 NUMBERS: Final = 1 << 16
-_SHORT_SUBMIT: Final = SUBMIT | SHORT << 20
+SHORT_SUBMIT: Final = SUBMIT | SHORT << 20
+"""A SUBMIT with that flag, of number 0, in place 0."""
 _SHORT_MASK: Final = 15 | SHORT << 20
 
 _MOST_REASON_BYTES: Final = 1024
@@ -61,7 +62,7 @@ def word(what: int, number: int = 0, argument: int = 0) -> int:
 
 def is_short(word: int) -> bool:
     """Whether it is a SUBMIT with the flag SHORT."""
-    return word & _SHORT_MASK == _SHORT_SUBMIT
+    return word & _SHORT_MASK == SHORT_SUBMIT
 
 
 def definition(number: int, content: bytes) -> list[int]:

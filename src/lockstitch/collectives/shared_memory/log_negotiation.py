@@ -106,21 +106,23 @@ class LogNegotiation:
 
     # ------------------------------------------------------------ submitting
 
-    def submit(self, handle: Handle[Any]) -> None:
-        """Copies the tensors to where the others can read them, and tells of the operation. Raises
-        `ArenaFullError` or `LogFullError`, having done nothing, where there is no room yet."""
+    def submit(self, handle: Handle[Any]) -> bool:
+        """Copies the tensors to where the others can read them, and tells of the operation; whether
+        one should look at the logs at once. Raises `ArenaFullError` or `LogFullError`, having
+        done nothing, where there is no room yet."""
         cached = handle.cached
         definition: Definition | None = cached.note
         if self._shortcut.handle is not None:
             self._leave_shortcut()
         elif definition is not None and definition.is_short and self._is_alone(handle.request):
             self._take_shortcut(handle, definition)
-            if self.table.is_waiting:
-                self._leave_shortcut()
-            return
+            if not self.table.is_waiting:
+                return self._shortcut.is_promising or not handle.request.is_awaited
+            self._leave_shortcut()
+            return True
         if handle.request.kind is Kind.JOIN:
             self._join(handle)
-            return
+            return True
         introduction: list[int] = []
         if definition is None:
             definition = self._definitions.intern(cached.description.encode())
@@ -140,13 +142,14 @@ class LogNegotiation:
         if handle.request.is_deferred:
             self._announced.append(submitted)
             self.is_changing = False
-            return
+            return False
         if self._announced:
             self._take_in_own()
         self._follow(self.table.handle(submitted))
         if performer.under_way:
             performer.step_all()
         self._end_changes()
+        return True
 
     def _take_in_own(self) -> None:
         while self._announced:

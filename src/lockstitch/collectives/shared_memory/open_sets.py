@@ -90,9 +90,9 @@ class OpenSets:
 
     # ------------------------------------------------------------ working
 
-    def submit(self, handle: Handle[Any]) -> None:
+    def submit(self, handle: Handle[Any]) -> bool:
         """Tells the others of an operation; see `LogNegotiation.submit`. Holds the lock."""
-        self._open[handle.request.process_set].submit(handle)
+        return self._open[handle.request.process_set].submit(handle)
 
     def turn(self, *, is_thorough: bool = False) -> bool:
         """One look at all logs, under the lock; whether anything was new. Thoroughly: before the

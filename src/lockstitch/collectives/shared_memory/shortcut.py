@@ -24,7 +24,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.collectives.shared_memory import log
-from lockstitch.collectives.shared_memory.log import word
 from lockstitch.collectives.shared_memory.operations import Lane
 from lockstitch.collectives.shared_memory.segment import LANE_PLACES, SHORT_BYTES
 from lockstitch.collectives.shared_memory.whole import output_of, reduced
@@ -143,7 +142,7 @@ class Shortcut:
         place = self.lane.free[-1]
         self._parts[self._position] = view = self._own_views.of(definition, place)
         view.copy_(handle.request.tensors[0])
-        return word(log.SUBMIT, handle.cached.number, log.SHORT | place)
+        return log.SHORT_SUBMIT | handle.cached.number << 4 | place << 20
 
     def begin(self, handle: Handle[Any], definition: Definition, number: int) -> None:
         """The others have been told; the word was the one of that number in this rank's log."""
@@ -154,6 +153,15 @@ class Shortcut:
         self._missing = self._others
         self.is_ready = False
         self.handle = handle
+
+    @property
+    def is_promising(self) -> bool:
+        """Whether all other ranks have written something."""
+        tails = self._tails
+        for other in self._others:  # noqa: SIM110 - no generator: this is asked each time
+            if tails[other.index] == other.reader.position:
+                return False
+        return True
 
     def look(self) -> int:
         """Whether all ranks are ready, as far as the logs were written."""

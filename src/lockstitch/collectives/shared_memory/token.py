@@ -35,6 +35,8 @@ class Token:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.is_held = self._lock.locked
+        """Whether some thread has it now."""
         self._followers: list[Handle[Any]] = []
         self.is_wanted = False
         """Whether somebody waits for it who ought to have it rather than the background thread."""
@@ -67,11 +69,6 @@ class Token:
             self.is_wanted = False
             with contextlib.suppress(ValueError):  # an interrupt came before
                 self._followers.remove(handle)
-
-    @property
-    def is_free(self) -> bool:
-        """Whether no thread has it now."""
-        return not self._lock.locked()
 
     def wait(self) -> None:
         """Waits until no thread has the token."""

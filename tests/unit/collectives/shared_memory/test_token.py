@@ -31,9 +31,9 @@ def nothing() -> None:
 
 def test_only_one_has_it() -> None:
     token, tries = Token(), []
-    assert token.is_free
-    assert token.hold(lambda: tries.extend([token.hold(nothing), token.is_free]))
-    assert tries == [False, False]
+    assert not token.is_held()
+    assert token.hold(lambda: tries.extend([token.hold(nothing), token.is_held()]))
+    assert tries == [False, True]
     assert token.hold(nothing)
 
 
