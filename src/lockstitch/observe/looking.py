@@ -60,7 +60,8 @@ def jobs() -> list[Job]:
         answers = pool.map(
             lambda entries: ask_everywhere(entries, Question(seconds=_SECONDS)), asked
         )
-        return [job_of(*each) for each in zip(known, answers, strict=True)]
+        told = zip(known, answers, strict=True)
+        return [job_of(outline, each) for outline, each in told if each.cards()]
 
 
 def status(job: str | int | None = None, *, rate_seconds: float = _RATE_SECONDS) -> Job:
@@ -169,7 +170,10 @@ class Watch:
             raise JobNotFoundError(f"job {self.name} has ended")
         self._members = _births(outline)
         asked: Sequence[Entry] = [places[card.pid] for card in outline.cards]
-        return job_of(outline, ask_everywhere(asked, question))
+        answers = ask_everywhere(asked, question)
+        if not answers.cards():  # all were gone before they could be asked
+            raise JobNotFoundError(f"job {self.name} has ended")
+        return job_of(outline, answers)
 
 
 class FarWatch:
@@ -200,6 +204,8 @@ class FarWatch:
             raise
         answers = asking.Answers()
         add(answers, told)
+        if not answers.cards():
+            raise JobNotFoundError(f"job {self.name} has ended")
         job = job_of(outline_of(answers.cards()), answers)
         self._has_looked, self.name = True, job.name
         return job

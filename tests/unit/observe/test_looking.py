@@ -116,3 +116,13 @@ def test_a_watch_keeps_to_its_job(told: Told, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(looking.asking, "all_entries", list)
     with pytest.raises(observe.JobNotFoundError, match="job mine has ended"):
         watch.look(looking.STATUS)
+
+
+def test_a_job_that_ends_before_it_can_be_asked_has_ended(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = looking.watch("mine")
+    monkeypatch.setattr(looking, "ask_everywhere", lambda *_asked: looking.asking.Answers())
+    with pytest.raises(observe.JobNotFoundError, match="job mine has ended"):
+        watch.look(looking.STATUS)
+    assert observe.jobs() == []
