@@ -36,6 +36,9 @@ _CLOSED: Final = "this worker has shut down: its event loop runs nothing any mor
 class Stepped(Coroutine[Any, Any, Any]):
     """A coroutine each step of which runs in its own modes, and under the deadline of its call."""
 
+    context: Context | None = None
+    """In which each step runs, where its task does not run in that itself."""
+
     def __init__(
         self,
         coroutine: Coroutine[Any, Any, Any],
@@ -78,7 +81,7 @@ class Stepped(Coroutine[Any, Any, Any]):
         before, INHERITED.deadline = INHERITED.deadline, self._deadline
         self._modes.resume()
         try:
-            return step(*values)
+            return step(*values) if self.context is None else self.context.run(step, *values)
         finally:
             self._modes.suspend()
             INHERITED.deadline = before
@@ -93,11 +96,12 @@ class Running(Outcome):
         self._task: asyncio.Task[Any] | None = None
         self._is_cancelled = False
 
-    def begin(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
+    def begin(self, coroutine: Stepped, context: Context) -> None:
         """Called on the loop, in `context`: `coroutine` starts now."""
         if sys.version_info >= (3, 11):
             task = self._loop.create_task(coroutine, context=context)
-        else:  # in a copy of it
+        else:  # which runs in a copy, in which what is set would be lost with the task
+            coroutine.context = context
             task = self._loop.create_task(coroutine)
         self._task = task
         task.add_done_callback(self._finish)
