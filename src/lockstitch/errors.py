@@ -346,10 +346,16 @@ def _blank_copy(error: BaseException) -> BaseException:
     cls = type(error)
     for base in cls.__mro__:
         if base.__module__ == "builtins":
+            reduce: Any = base.__reduce__
             try:
-                copy = base.__new__(cls, *error.args)
-                base.__init__(copy, *error.args)  # type: ignore[misc]
+                # Not of `args` alone, which have no file's name of an `OSError`.
+                _, args, *states = reduce(error)
+                copy = base.__new__(cls, *args)
+                base.__init__(copy, *args)  # type: ignore[misc]
             except TypeError:  # of several builtin bases only one can make it
                 continue
+            for name, value in dict(*states).items():
+                if name not in error.__dict__:  # such as the module of an `ImportError`
+                    setattr(copy, name, value)
             return copy
     return error

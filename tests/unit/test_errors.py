@@ -120,6 +120,13 @@ def test_notes_are_kept_and_shown_where_python_has_no_place_for_them(
         assert all(lines.count(note) == 1 for note in ("first", "second", "of the cause")), shown
 
 
+def test_a_copy_says_all_that_the_error_says() -> None:
+    missing = errors.copy_of(FileNotFoundError(2, "No such file", "/here"))
+    assert (missing.filename, str(missing)) == ("/here", "[Errno 2] No such file: '/here'")
+    module = errors.copy_of(ModuleNotFoundError("No module named 'a'", name="a", path="b"))
+    assert (module.name, module.path, str(module)) == ("a", "b", "No module named 'a'")
+
+
 class SaysNothingError(Exception):
     """As one whose `__str__` needs what a failed constructor has not set."""
 
