@@ -2,12 +2,14 @@
 
 A sum counts as it is. A mean counts by the number of its terms: the rows of the micro-batch, unless
 the loss leaves targets out or weighs them. Of the two of torch that do so, cross entropy and
-negative log likelihood, it is known here; for others a program says how many terms there are.
+negative log likelihood, it is known here; for others a program says how many terms there are. A
+mean of no terms at all is NaN, as in one process.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -42,7 +44,7 @@ def weights_of(
         [float(size) for size in sizes] if count is None else [*map(float, map(count, targets))]
     )
     total = sum(counts)
-    return [each / total if total else 0.0 for each in counts]
+    return [each / total if total else math.nan for each in counts]  # a mean of nothing is 0/0
 
 
 def _option(loss_fn: object, name: str, default: Any) -> Any:

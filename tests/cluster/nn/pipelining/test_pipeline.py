@@ -171,6 +171,22 @@ def test_losses_that_leave_targets_out_are_weighted_by_what_is_counted(cluster, 
     torch.testing.assert_close(loss, loss_fn(modules[0](x), target).detach())
 
 
+def test_a_step_whose_targets_are_all_left_out_is_what_it_is_in_one_process(cluster):
+    modules, target = layers(3, 4), torch.full((6,), -1)
+    loss_fn = nn.CrossEntropyLoss(ignore_index=-1)
+    pipeline = Pipeline(remote(modules), chunks=3)
+    (x,) = batch_of(6, 3)
+    with autograd.context() as context_id:
+        loss = pipeline.step(context_id, x, target, loss_fn)
+        found = rpc.rpc_sync("a", gradients_of, (pipeline._team.references[0], context_id))
+    expected = loss_fn(modules[0](x), target)
+    expected.backward()
+    assert expected.isnan()
+    torch.testing.assert_close(loss, expected.detach(), equal_nan=True)
+    for gradient, parameter in zip(found, modules[0].parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, equal_nan=True)
+
+
 class Pair(nn.Module):
     """Several arguments and outputs, of different kinds."""
 

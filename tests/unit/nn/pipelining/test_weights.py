@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -65,4 +66,9 @@ def test_rows_count_where_nothing_else_is_known():
 def test_micro_batches_without_terms_count_for_nothing():
     nothing = torch.full((2,), -100)
     assert weights_of([2, 2], [nothing, torch.tensor([1, 2])], F.nll_loss, None) == [0.0, 1.0]
-    assert weights_of([2, 2], [nothing, nothing], F.nll_loss, None) == [0.0, 0.0]
+
+
+def test_a_mean_without_any_terms_is_not_a_number():
+    nothing = torch.full((2,), -100)
+    assert all(map(math.isnan, weights_of([2, 2], [nothing, nothing], F.nll_loss, None)))
+    assert weights_of([2, 2], [nothing, nothing], nn.NLLLoss(reduction="sum"), None) == [1.0, 1.0]
