@@ -23,6 +23,7 @@ from lockstitch.testing import ProcessCluster
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PROCESSORS = sorted(os.sched_getaffinity(0))
 entered, gate = threading.Event(), threading.Event()
 
 
@@ -48,6 +49,12 @@ def open_gate() -> None:
 def wait_until_entered() -> None:
     assert entered.wait(60)
     entered.clear()
+
+
+def bind_to(processor: int) -> None:
+    """Has all threads of this process run there."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), (processor,))
 
 
 def bytes_in_ring_of_calls(count: int) -> int:
@@ -299,5 +306,8 @@ def test_a_device_map_for_nobody_is_refused_by_all():
 
 
 @pytest.mark.skipif(not ring.IS_AVAILABLE, reason="needs ordered stores")
+@pytest.mark.skipif(len(PROCESSORS) < 2, reason="nobody looks on the processor of the other one")
 def test_short_messages_between_workers_that_look_for_them_cross_in_shared_memory(cluster) -> None:
+    for rank in (0, 1):
+        cluster.run(rank, bind_to, PROCESSORS[rank])
     assert cluster.run(0, bytes_in_ring_of_calls, 300) > 0

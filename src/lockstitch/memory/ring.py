@@ -9,6 +9,7 @@ and back takes 1 µs.
             HEAD      how many bytes were taken out                     written by the receiver
             SLEEPS    whether the receiver has to be woken
             TAKEN     how many bytes of the stream were taken
+            PLACE     on which processor the receiver has waited last (from 1)
     data    a ring
 
 The ring goes along a stream, which remains what one sleeps on, and both together keep their order
@@ -48,6 +49,7 @@ KNOCK: Final = 1
 HEAD: Final = 8
 SLEEPS: Final = 9
 TAKEN: Final = 10
+PLACE: Final = 11
 WORDS_BYTES: Final = 128
 
 NAME: Final = "lockstitch-ring"

@@ -16,6 +16,7 @@ from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.duplicate_filter import DuplicateFilter
 from lockstitch.runtime.functions import BY_VALUE, TO_HERE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
+from lockstitch.transport.placement import Placement
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.authentication import FrameAuthenticator
 from lockstitch.wire.encoding import encode
@@ -132,7 +133,9 @@ class IncomingConnection(Requests):
         self._decoder = core.decoder(connection, keys)
         self._lend = connection.lend
         self._is_authenticated = self._decoder.is_authenticated
-        self._spinner = Spinner(core.thread_pool.is_wanted_elsewhere, looks_on=True)
+        self._spinner = Spinner(
+            core.thread_pool.is_wanted_elsewhere, looks_on=True, placement=Placement(moves=False)
+        )
         self._send_lock = threading.Lock()
         self._queue_lock = threading.Lock()
         self._queueing = 0

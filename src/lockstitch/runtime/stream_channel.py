@@ -21,6 +21,7 @@ from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.reading_right import ReadingRight
 from lockstitch.runtime.reply_side_push import PushListener
 from lockstitch.runtime.sending import STILL_SECONDS, Sending
+from lockstitch.transport.placement import Placement
 from lockstitch.transport.spin import Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.waker import Waker
@@ -78,7 +79,7 @@ class StreamChannel(Channel):
         self._sending = Sending(connection, core.spawn, self._lost, core.options.bytes_in_flight)
         self.is_closed = False
         self._right = ReadingRight(core.thread_pool, connection, self)
-        self._spinner = Spinner(self._is_wanted_elsewhere)
+        self._spinner = Spinner(self._is_wanted_elsewhere, placement=Placement(moves=True))
         self._listening = DurationEstimate()
         self._waker: Waker | None = None
         core.thread_pool.watch(connection, self)

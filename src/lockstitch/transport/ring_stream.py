@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstitch.memory.ring import KNOCK, TAIL, TAKEN, RingReader, RingWriter
+from lockstitch.memory.ring import KNOCK, PLACE, TAIL, TAKEN, RingReader, RingWriter
 from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.stream import AT_ONCE, StreamConnection, as_connection_error, size_of
 
@@ -39,6 +39,14 @@ class RingStream(StreamConnection):
         self._writer, self.ring = RingWriter(outgoing), RingReader(incoming)
         if self.is_closed:  # in the meantime
             self._forget_rings()
+
+    def waits_beside_peer(self, processor: int) -> bool:
+        """Says that this end waits on that processor; whether the other end has done so last."""
+        reader, writer = self.ring, self._writer
+        if reader is None or writer is None:
+            return False
+        reader.words[PLACE] = processor + 1
+        return writer.words[PLACE] == processor + 1
 
     def abandon(self) -> None:
         """See `StreamConnection.abandon`."""

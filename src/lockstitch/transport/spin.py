@@ -22,6 +22,7 @@ look again and again. That pays only where an answer is near and the CPU is free
 - whoever spins looks now and then whether something else has come that this process should read,
   and stops then;
 - one spinner per process at a time;
+- where the peer has waited on this CPU last, one does not spin (see `transport.placement`);
 - never where both ends are in this process: the answer would need the GIL that spinning holds.
 """
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from lockstitch.memory.ring import RingReader
     from lockstitch.transport.base import Connection
+    from lockstitch.transport.placement import Placement
 
 _SHORTEST_SPIN_SECONDS = 50e-6
 _LONGEST_SPIN_SECONDS = 2e-3
@@ -110,11 +112,13 @@ class Spinner:
         yield_cpu: Callable[[], object] = _YIELD_CPU,
         *,
         looks_on: bool = False,
+        placement: Placement | None = None,
     ) -> None:
         self._now = now
         self._yield_cpu = yield_cpu
         self._is_wanted = is_wanted
         self._looks_on = looks_on
+        self._placement = placement
         self._estimate = DurationEstimate()
         self._waits_for = self._estimate
         self._waits_since = 0.0
@@ -147,9 +151,11 @@ class Spinner:
         self._waits_for = estimate
         start = self._waits_since = self._now()
         usual = estimate.usual_seconds
-        if usual > _SHORT_SECONDS or start < self._paused_until or start < _TURN.taken_until:
-            return False
         if not isinstance(connection, StreamConnection) or connection.is_own_process:
+            return False
+        if self._placement is not None and self._placement.is_shared(connection, start):
+            return False
+        if usual > _SHORT_SECONDS or start < self._paused_until or start < _TURN.taken_until:
             return False
         deadline = start + min(_SHORTEST_SPIN_SECONDS + 3 * usual, _LONGEST_SPIN_SECONDS)
         _TURN.taken_until = deadline

@@ -345,6 +345,11 @@ class StreamConnection(SocketEnd):
                 self._sealed = (place + sum(map(size_of, sealed)), [])
             raise
 
+    def waits_beside_peer(self, processor: int) -> bool:  # noqa: ARG002
+        """Says to the other end on which processor this one waits; whether that is known to have
+        waited there last, too."""
+        return False
+
     def has_room(self, timeout_seconds: float) -> bool:
         """See `Connection.has_room`; true where sending would raise."""
         self._sending = True

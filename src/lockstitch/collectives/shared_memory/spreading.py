@@ -15,71 +15,18 @@ ranks more than another one, the last of its ranks moves there.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
+
+from lockstitch.processors import HostProcessors, IdleWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from lockstitch.processors import Processors
+
 _LOOKED_AT_ONE_IN: Final = 16
 _LEAST_SECONDS: Final = 10e-3
-# The kernel counts idle time in hundredths of a second.
-_SHORTEST_IDLE_SECONDS: Final = 40e-3
-_LONGEST_IDLE_SECONDS: Final = 1.28
-_STAT: Final = Path("/proc/stat")
-_IDLE_FIELD: Final = 4
-
-
-class Processors(Protocol):
-    """What one must know of the host, and may ask of it."""
-
-    def allowed(self) -> Collection[int]:
-        """On which processors this thread may run."""
-        ...
-
-    def current(self) -> int:
-        """On which it runs."""
-        ...
-
-    def idle_seconds(self, processor: int) -> float:
-        """How long a processor has been idle since the host began."""
-        ...
-
-    def move_to(self, processor: int) -> None:
-        """Has this thread go on there, for now."""
-        ...
-
-
-class HostProcessors:
-    """Those of this host. Everything may raise `OSError`."""
-
-    def __init__(self) -> None:
-        self._getcpu: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
-
-    def current(self) -> int:
-        if self._getcpu is None:
-            raise OSError("this C library does not tell where a thread runs")
-        return self._getcpu()
-
-    def allowed(self) -> Collection[int]:
-        return sorted(os.sched_getaffinity(0))
-
-    def idle_seconds(self, processor: int) -> float:
-        begin = f"cpu{processor} "
-        for line in _STAT.read_text().splitlines():
-            if line.startswith(begin):
-                return int(line.split()[_IDLE_FIELD]) / os.sysconf("SC_CLK_TCK")
-        raise OSError(f"{_STAT} has no processor {processor}")
-
-    def move_to(self, processor: int) -> None:
-        allowed = os.sched_getaffinity(0)
-        try:
-            os.sched_setaffinity(0, (processor,))
-        finally:
-            os.sched_setaffinity(0, allowed)
 
 
 class Spreading:
@@ -101,9 +48,7 @@ class Spreading:
         self._now = now
         self._waits = 0
         self._not_before = 0.0
-        self._idle_seconds = _SHORTEST_IDLE_SECONDS
-        self._seen: tuple[int, float, float] | None = None
-        """A processor without ranks, how long it had been idle by then, and when that was."""
+        self._idle = IdleWatch(self._processors)
 
     def note_wait(self) -> None:
         """This thread is going to wait. Now and then it looks where it is, and moves."""
@@ -127,9 +72,9 @@ class Spreading:
             return
         target, others = self._better(here, processors.allowed())
         if target is None:
-            self._seen = None
+            self._idle.forget()
             return
-        if others or self._was_idle(target, now):
+        if others or self._idle.find((target,), now) is not None:
             self._not_before = now + _LEAST_SECONDS
             processors.move_to(target)
             self._places[self._rank] = processors.current() + 1
@@ -148,16 +93,3 @@ class Spreading:
             return None, 0
         least = [processor for processor, count in counts.items() if count == fewest]
         return least[self._rank % len(least)], fewest
-
-    def _was_idle(self, processor: int, now: float) -> bool:
-        idle = self._processors.idle_seconds(processor)
-        seen, self._seen = self._seen, (processor, idle, now)
-        if seen is None or seen[0] != processor:
-            self._idle_seconds = _SHORTEST_IDLE_SECONDS
-        elif idle - seen[1] >= (now - seen[2]) / 2:
-            self._seen = None
-            return True
-        else:
-            self._idle_seconds = min(2 * self._idle_seconds, _LONGEST_IDLE_SECONDS)
-        self._not_before = now + self._idle_seconds
-        return False
