@@ -1,7 +1,7 @@
 """What it costs to be looked at: a call of a function that does nothing, and a reduction of 4 KB,
 while nobody looks, while calls are counted, and while spans are recorded.
 
-    python -m benchmarks.observing [--before TREE] [--rounds N] [--quickest]
+    python -m benchmarks.observing [--before TREE] [--rounds N] [--only call] [--quickest]
 
 All settings take turns in the same two processes. With `--before`, the sources of an earlier commit
 (a `git worktree`, say) take turns with them, in two processes of their own: beside them stands what
@@ -176,13 +176,13 @@ class World:
 def table(figures: dict[tuple[str, str], list[float]], base: str) -> list[str]:
     """Lines with the medians, and their ratios to those of `base`."""
     lines = [f"{'':20}{'setting':>10}{'µs':>9}{'ratio':>8}   to {base}"]
-    for work, words in WORK.items():
+    for work in dict.fromkeys(work for work, _ in figures):
         reference = statistics.median(figures[work, base])
         for (which, setting), times in figures.items():
             if which == work:
                 median = statistics.median(times)
                 ratio = f"{median / reference:8.3f}"
-                lines.append(f"{words:20}{setting:>10}{median:9.2f}{ratio}")
+                lines.append(f"{WORK[work]:20}{setting:>10}{median:9.2f}{ratio}")
     return lines
 
 
@@ -190,6 +190,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What it costs to be looked at.")
     parser.add_argument("--before", type=Path, help="sources of an earlier commit")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", choices=["call", "reduction"], help="one kind of work")
     parser.add_argument("--quickest", action="store_true", help="of each round, not the median")
     parser.add_argument("--member", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -198,6 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if options.quickest:
         os.environ[_QUICKEST] = "1"  # inherited by the processes
+    works = [options.only] if options.only else list(WORK)
     with contextlib.ExitStack() as stack:
         ours = World(ROOT)
         stack.callback(ours.close)
@@ -208,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
             turns.insert(0, (earlier, BEFORE))
         figures: dict[tuple[str, str], list[float]] = {}
         for number in range(options.rounds + 1):
-            for work in WORK:
+            for work in works:
                 for world, setting in turns:
                     found = world.measure(work, setting)
                     if number:  # the first round warms up

@@ -67,9 +67,12 @@ KINDS: Final = {
 }
 """The kinds of spans, and what each is."""
 
-Row = tuple[str, str, str, int, float, float, str, int, float, int, int, bool, float]
-"""A span as it is noted: the fields of `Span`, with times in seconds, and at last how long the call
-took that is counted with it (`attach.traffic`), or `NOT_COUNTED`."""
+Label = tuple[str, str, str, str]
+"""What spans have in common: their kind, name, worker and peer."""
+Row = tuple[Label, int, float, float, int, float, int, int, bool, float]
+"""A span as it is noted: its label, then `thread`, `start`, `end`, `number`, `at`, `sent`,
+`received` and `has_failed`, with times in seconds, and at last how long the call took that is
+counted with it (`attach.traffic`), or `NOT_COUNTED`."""
 NOT_COUNTED: Final = -1.0
 _WIDTH: Final = 12
 _NANO: Final = 1e9
@@ -81,7 +84,7 @@ class SpanRing:
 
     def __init__(self, most: int = MOST_SPANS, note: Callable[[Row], None] | None = None) -> None:
         self._rows: deque[Row] = deque(maxlen=most)
-        self._note = self.take if note is None else note
+        self._note = self._take_one if note is None else note
         self.taken = 0
         """How many there were so far: the mark for `since` of those that follow."""
 
@@ -105,15 +108,18 @@ class SpanRing:
         """Adds a span of the calling thread. Times are in seconds of the monotonic clock."""
         self._note(
             (
-                kind, name, worker, get_ident(), start, end, peer, number, at, sent, received,
+                (kind, name, worker, peer), get_ident(), start, end, number, at, sent, received,
                 has_failed, NOT_COUNTED,
             )
         )  # fmt: skip
 
-    def take(self, row: Row) -> None:
-        """Takes one in; where there are too many, the oldest goes."""
-        self._rows.append(row)
-        self.taken += 1
+    def take(self, rows: Sequence[Row]) -> None:
+        """Takes some in; where there are too many, the oldest go."""
+        self._rows.extend(rows)
+        self.taken += len(rows)
+
+    def _take_one(self, row: Row) -> None:
+        self.take((row,))
 
     def since(self, mark: int) -> tuple[list[Row], int]:
         """Returns the spans taken in since a mark that are still there, the oldest first, and how
@@ -128,7 +134,7 @@ def recording_of(rows: Iterable[Row], dropped: int, began_at: float) -> Recordin
     texts: dict[str, int] = {}
     numbers: list[int] = []
     for row in rows:
-        kind, name, worker, thread, start, end, peer, number, at, sent, received, failed, _ = row
+        (kind, name, worker, peer), thread, start, end, number, at, sent, received, failed, _ = row
         numbers += (
             texts.setdefault(kind, len(texts)),
             texts.setdefault(name, len(texts)),

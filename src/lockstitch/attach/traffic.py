@@ -7,15 +7,17 @@ an eighth.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final, Literal
 
+from lockstitch.attach.spans import NOT_COUNTED
 from lockstitch.attach.values import CallTraffic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from lockstitch.attach.spans import Row
+    from lockstitch.attach.spans import Label, Row
 
 _STEPS: Final = (1.0, 1.25, 1.6, 2.0, 2.5, 3.15, 4.0, 5.0, 6.3, 8.0)
 BOUNDS: Final = tuple(float(f"{step}e{power}") for power in range(-6, 3) for step in _STEPS)
@@ -42,14 +44,25 @@ class Series:
         self.seconds = 0.0
         self.bins = [0] * (len(BOUNDS) + 1)
 
-    def add(self, seconds: float, sent: int, received: int, has_failed: bool) -> None:
-        """Counts a call that has taken so long."""
-        self.count += 1
-        self.seconds += seconds
-        self.sent += sent
-        self.received += received
-        self.failed += has_failed
-        self.bins[bisect_left(BOUNDS, seconds)] += 1
+    def add(
+        self,
+        seconds: Sequence[float],
+        sent: Sequence[int],
+        received: Sequence[int],
+        failed: Sequence[bool],
+    ) -> None:
+        """Counts calls that have taken so long."""
+        self.count += len(seconds)
+        self.seconds += sum(seconds)
+        self.sent += sum(sent)
+        self.received += sum(received)
+        self.failed += sum(failed)
+        ordered, first = sorted(seconds), 0  # a search for each would take longer than all the rest
+        while first < len(ordered):
+            place = bisect_left(BOUNDS, ordered[first])
+            end = bisect_right(ordered, BOUNDS[place]) if place < len(BOUNDS) else len(ordered)
+            self.bins[place] += end - first
+            first = end
 
 
 class Traffic:
@@ -72,18 +85,15 @@ class Traffic:
             key = (worker, role, OTHERS, peer)
         return self._series.setdefault(key, Series())
 
-    def count(self, row: Row) -> None:
-        """Counts a call that has ended, by the span with which it was noted."""
-        kind, name, worker, _, _, _, peer, _, _, sent, received, has_failed, seconds = row
-        series = self._series.get((worker, _ROLES[kind], name, peer))
-        if series is None:
-            series = self.series(worker, _ROLES[kind], name, peer)
-        series.count += 1  # as `add` does, which takes half as long again
-        series.seconds += seconds
-        series.sent += sent
-        series.received += received
-        series.failed += has_failed
-        series.bins[bisect_left(BOUNDS, seconds)] += 1
+    def count(self, rows: Iterable[Row]) -> None:
+        """Counts the calls that have ended, by the spans with which they were noted."""
+        by_label: defaultdict[Label, list[Row]] = defaultdict(list)
+        for row in rows:
+            if row[-1] != NOT_COUNTED:
+                by_label[row[0]].append(row)
+        for (kind, name, worker, peer), calls in by_label.items():
+            *_, sent, received, failed, seconds = zip(*calls, strict=True)
+            self.series(worker, _ROLES[kind], name, peer).add(seconds, sent, received, failed)
 
     def of(self, worker: str) -> tuple[CallTraffic, ...]:
         """Returns what has been counted of a worker."""

@@ -281,7 +281,8 @@ def remote(
 
 
 def _callee(worker: Worker, to: Target, function: object) -> WorkerInfo:
-    _check_callable(function)
+    if not callable(function):
+        _check_callable(function)
     return worker.agent.peers.resolve(to)
 
 
@@ -301,7 +302,8 @@ def _prepare(
 ) -> Call:
     """`name`: of what the program calls, where `function` is one of ours that does that for it;
     None where that makes its span itself."""
-    arguments, keywords = _arguments(args, kwargs)
+    arguments = () if args is None else args if type(args) is tuple else _to_arguments(args)
+    keywords = _to_keywords(kwargs) if kwargs else None
     if CALL_SPANS.tracer is not None and name is not None:
         call = traced(CALL_SPANS.tracer, (function, arguments, keywords), name)
         function, arguments, keywords = call

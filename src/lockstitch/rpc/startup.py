@@ -139,7 +139,7 @@ def start_worker(
         agent_options.default_timeout,
     )
     if _log.isEnabledFor(logging.DEBUG):
-        worker.agent.outgoing.tell_call = _tell_call
+        worker.agent.outgoing.tell_calls(_tell_call)
     return worker
 
 

@@ -24,6 +24,7 @@ from lockstitch.wire.unpickling import missing_here
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lockstitch.attach.spans import Label
     from lockstitch.trust.registry import Registry
 
 BY_VALUE: Final = 0
@@ -133,6 +134,8 @@ class OutgoingFunctions:
         self.sent: dict[Callable[..., Any], int] = {}
         self.estimates: dict[int, DurationEstimate] = {}
         """How long their answers are waited for, by number."""
+        self.called_as: dict[object, Label] = {}
+        """What spans of calls of them have in common, of those that somebody has looked at."""
         self.defining = threading.Lock()
 
     def define(self, function: Callable[..., Any]) -> tuple[int, bytes | None]:
@@ -165,11 +168,13 @@ class KnownFunction:
     few runs of the streak. Far slower costs all of it.
     """
 
-    __slots__ = ("function", "qualified", "short_streak", "streak")
+    __slots__ = ("function", "qualified", "served_as", "short_streak", "streak")
 
     def __init__(self, qualified: str) -> None:
         self.qualified = qualified
         self.function: Callable[..., Any] | None = None
+        self.served_as: Label | None = None
+        """What spans of requests of it have in common, once somebody has looked on."""
         self.streak = self.short_streak = 0
 
     @property

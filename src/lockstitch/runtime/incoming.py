@@ -12,10 +12,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.duplicate_filter import DuplicateFilter
 from lockstitch.runtime.functions import BY_VALUE, TO_HERE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
+from lockstitch.runtime.observing import NotedInvocation
 from lockstitch.transport.placement import Placement
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.authentication import FrameAuthenticator
@@ -70,7 +72,8 @@ class Requests:
                 known = self._kinds[cls] = KnownFunction(TO_HERE if cls is Fetch else cls.__name__)
         else:
             return None
-        return Invocation(self.serving, self, message, known)
+        kind = NotedInvocation if RECORDER.is_on else Invocation
+        return kind(self.serving, self, message, known)
 
     def _new_function(self, number: int, definition: bytes | None) -> KnownFunction:
         """A function that is not known by its number."""

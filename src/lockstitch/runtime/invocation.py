@@ -12,17 +12,14 @@ import pickle
 import sys
 import threading
 from asyncio import CancelledError
-from threading import get_ident
+from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from lockstitch.attach.recorder import RECORDER, SETTLED_AT
-from lockstitch.attach.spans import NOT_COUNTED
 from lockstitch.devices.streams import side_streams, wait_for
 from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
-from lockstitch.runtime.packing import payload_bytes
 from lockstitch.torch_internals.calls import PlainFuture
 from lockstitch.wire.encodings import CARRY_OWN, PICKLE, UnpickleSession
 from lockstitch.wire.messages import Failure, Fetch, Payload, RemoteCall, Reply
@@ -75,13 +72,12 @@ class Asker(Protocol):
 
 
 class Invocation:
-    """See the module. Exactly one of `reply` and `fail` is called in the end."""
+    """See the module. Exactly one of `reply` and `fail` is called in the end. For one that notes
+    what it does see `runtime.observing`."""
 
     __slots__ = (
-        "_answer",
         "_core",
         "_coroutine",
-        "_received",
         "_requests",
         "_serving",
         "caller",
@@ -110,10 +106,6 @@ class Invocation:
         self.thread: int | None = None
         self.is_parked = False
         self._coroutine: Running | None = None
-        # While somebody looks on: how much it brings, and what its answer does:
-        # when it leaves, with how much, and whether it is an error.
-        self._received: int | None = None
-        self._answer = _NO_ANSWER
 
     def __repr__(self) -> str:
         return f"<Invocation of {self.what} for {self.caller_name!r}>"
@@ -137,11 +129,7 @@ class Invocation:
             if body is not None:
                 self._serving.values.discard(body, self.caller)
             return  # the caller has given up
-        if RECORDER.is_on:
-            body = getattr(self.message, "body", None)  # its tensors are gone once it is unpacked
-            self._received = 0 if body is None else payload_bytes(body)
-        now = self._core.now
-        started = now()
+        started = perf_counter()
         server = self._serving.servers.get(type(self.message))
         try:
             if server is None:
@@ -150,10 +138,7 @@ class Invocation:
                 server(self)
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self.fail(error)
-        ended = now()
-        self.known.note(ended - started)
-        if self._received is not None:
-            self._note("serve", started, ended)
+        self.known.note(perf_counter() - started)
 
     def _is_given_up(self, expires: float) -> bool:
         """Whether the caller's time is over. What was to stay here is still made: others may have
@@ -175,7 +160,7 @@ class Invocation:
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self._serving.values.discard(body, self.caller)
             add_note(error, f"on reading a call of {self.what}, which has not run")
-            self.conclude(then, None, error)
+            self._conclude(then, None, error)
             return
         if session is not None and session.received:
             unconfirmed = [each for each in session.received if not each.is_confirmed()]
@@ -190,7 +175,7 @@ class Invocation:
         """The function and its arguments; received tensors are stitched onto the graph."""
         message = self.message
         body: Payload = message.body  # type: ignore[attr-defined]
-        if self.stitch is None and body.items:
+        if body.items and self.stitch is None:
             self._serving.values.note_unstitched(body.items, self._origin)
         value = self._serving.values.unpack_from(body, self.stitch, self.caller, session)
         if type(body.items) is list:
@@ -274,7 +259,7 @@ class Invocation:
                 lambda future: self._settle(future, then, answers_here=answers_here)
             )
         else:
-            self.conclude(then, value, None)
+            self._conclude(then, value, None)
 
     def _begin(self, coroutine: CoroutineType[Any, Any, Any]) -> Deferred:
         """Has the worker's event loop run what an `async def` function returned."""
@@ -297,7 +282,7 @@ class Invocation:
         self, then: Callable[[Any, BaseException | None], None], error: BaseException
     ) -> None:
         self._print(error)
-        self.conclude(then, None, error)
+        self._conclude(then, None, error)
 
     def _print(self, error: BaseException) -> None:
         if not isinstance(error, LockstitchError) and not self._core.is_closed:
@@ -338,7 +323,7 @@ class Invocation:
         error: BaseException | None,
     ) -> None:
         """Runs `then(value, error)` within `scope`: with it the request has been served."""
-        if self.is_parked:
+        if self.is_parked:  # this holds a thread for it again
             self._on_thread("conclude", lambda: self._conclude(then, value, error))
         else:
             self._conclude(then, value, error)
@@ -359,31 +344,9 @@ class Invocation:
             self._serving.running.end(self)
 
     def _on_thread(self, kind: str, run: Callable[[], None]) -> None:
-        """Runs a part of it, noted as such for who looks on."""
-        if self._received is None:
-            run()
-            return
-        begun = self._core.now()
-        try:
-            run()
-        finally:
-            self._note(kind, begun, self._core.now())
-
-    def _note(self, kind: str, begun: float, ended: float) -> None:
-        """Notes for who looks on that it has held this thread."""
-        (at, sent, has_failed), self._answer = self._answer, _NO_ANSWER
-        core, received = self._core, self._received or 0
-        number: int = self.message.request  # type: ignore[attr-defined]
-        rows = RECORDER.rows
-        rows.append(
-            (
-                kind, self.what, core.info.name, get_ident(), begun, ended,
-                self._requests.peer.name, number, at, sent, received, has_failed,
-                at - self.since if at else NOT_COUNTED,
-            )
-        )  # fmt: skip
-        if len(rows) >= SETTLED_AT:
-            RECORDER.settle()
+        """Runs a part of it that is a span of its own for who looks on, of that `kind`."""
+        del kind
+        run()
 
     def scope(self) -> AbstractContextManager[None]:
         """The caller's autograd context, and what remains of the timeout that its user gave."""
@@ -429,16 +392,12 @@ class Invocation:
         self._send(Failure(number, Payload(PICKLE, pickle.dumps(described, 5), ())))
 
     def _send(self, message: Reply | Failure) -> None:
-        answered_at = 0.0 if self._received is None else self._core.now()
         try:
             self._requests.reply(message)
         except ConnectionError:
             self._core.note("reply.undeliverable", repr(self))
-        if answered_at:
-            self._answer = answered_at, payload_bytes(message.body), type(message) is Failure
 
 
-_NO_ANSWER: Final = (0.0, 0, False)
 _UNBOUNDED: Final[AbstractContextManager[None]] = contextlib.nullcontext()
 
 

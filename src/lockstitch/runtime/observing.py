@@ -1,23 +1,30 @@
-"""What calls that no thread waits for note of themselves while somebody looks on.
+"""What calls note of themselves while somebody looks on: those that no thread waits for, and what
+serves a call. For the others see `Outgoing._await`.
 
-For the others see `Outgoing._await`, and for what serves them `Invocation`. The two ends of a call
-note it each for itself (`attach.recorder`); the number of the request, and the names of the two,
-tell which belong together. What can be is done while somebody waits anyway: before the answer is
-there, and by the callee after it has left.
+The two ends of a call note it each for itself (`attach.recorder`); the number of the request, and
+the names of the two, tell which belong together. What can be is done while somebody waits anyway:
+before the answer is there, and by the callee after it has left.
 """
 
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from lockstitch.attach.recorder import RECORDER
+from lockstitch.attach.recorder import RECORDER, SETTLED_AT
 from lockstitch.attach.spans import NOT_COUNTED
 from lockstitch.runtime.functions import name_of
+from lockstitch.runtime.invocation import Invocation
+from lockstitch.runtime.packing import payload_bytes
+from lockstitch.wire.messages import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.attach.spans import Label
     from lockstitch.runtime.core import Core
     from lockstitch.runtime.pending import Pending
+    from lockstitch.wire.messages import Reply
 
 
 def note_sent(core: Core, pending: Pending) -> None:
@@ -25,8 +32,8 @@ def note_sent(core: Core, pending: Pending) -> None:
     if RECORDER.spans is not None:
         RECORDER.note(
             (
-                "send", name_of(pending.what), core.info.name, get_ident(), pending.since,
-                core.now(), pending.peer, pending.number, 0.0, pending.sent, 0, False,
+                ("send", name_of(pending.what), core.info.name, pending.peer), get_ident(),
+                pending.since, core.now(), pending.number, 0.0, pending.sent, 0, False,
                 NOT_COUNTED,
             )
         )  # fmt: skip
@@ -39,7 +46,58 @@ def note_answer(
     since, end = pending.since, core.now()
     RECORDER.note(
         (
-            "answer", name_of(pending.what), core.info.name, get_ident(), begun, end, pending.peer,
-            pending.number, since, pending.sent, received, has_failed, end - since,
+            ("answer", name_of(pending.what), core.info.name, pending.peer), get_ident(), begun,
+            end, pending.number, since, pending.sent, received, has_failed, end - since,
         )
     )  # fmt: skip
+
+
+class NotedInvocation(Invocation):
+    """A request whose serving is noted, and its answer: when that leaves, with how much, and
+    whether it is an error."""
+
+    __slots__ = ("_answer", "_received")
+
+    def serve(self) -> None:
+        """See `Invocation.serve`."""
+        body = getattr(self.message, "body", None)  # its tensors are gone once it is unpacked
+        self._received = 0 if body is None else payload_bytes(body)
+        self._answer = _NO_ANSWER
+        begun = self._core.now()
+        Invocation.serve(self)
+        label = self.known.served_as
+        if label is None:
+            label = self.known.served_as = self._label("serve")
+        self._note(label, begun)
+
+    def _on_thread(self, kind: str, run: Callable[[], None]) -> None:
+        begun = self._core.now()
+        try:
+            run()
+        finally:
+            self._note(self._label(kind), begun)
+
+    def _label(self, kind: str) -> Label:
+        return kind, self.what, self._core.info.name, self._requests.peer.name
+
+    def _note(self, label: Label, begun: float) -> None:
+        """Notes that it has held this thread."""
+        (at, sent, has_failed), self._answer = self._answer, _NO_ANSWER
+        number: int = self.message.request  # type: ignore[attr-defined]
+        rows, seconds = RECORDER.rows, at - self.since if at else NOT_COUNTED
+        rows.append(
+            (
+                label, get_ident(), begun, self._core.now(), number, at, sent, self._received,
+                has_failed, seconds,
+            )
+        )  # fmt: skip
+        if len(rows) >= SETTLED_AT:
+            RECORDER.settle()
+
+    def _send(self, message: Reply | Failure) -> None:
+        answered_at = self._core.now()
+        Invocation._send(self, message)
+        self._answer = answered_at, payload_bytes(message.body), type(message) is Failure
+
+
+_NO_ANSWER: Final = (0.0, 0, False)

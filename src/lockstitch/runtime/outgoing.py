@@ -30,7 +30,7 @@ from lockstitch.wire.messages import Call, Message, Payload, SharedPayload
 from lockstitch.wire.pickling import pack_arguments
 
 if TYPE_CHECKING:
-    from lockstitch.ids import WorkerId, WorkerInfo
+    from lockstitch.ids import WorkerId
     from lockstitch.memory.host_copies import HostCopies
     from lockstitch.runtime.answers import Answers
     from lockstitch.runtime.channel import Channel
@@ -75,8 +75,6 @@ class Outgoing:
 
     def __init__(self, core: Core, values: Values, peers: Peers, answers: Answers) -> None:
         self.default_timeout = core.options.default_timeout
-        self.tell_call: Callable[[str, object], None] | None = None
-        """Hears of each call: the callee's name, and the function."""
         self.before_call: Callable[[], None] | None = None
         """For what should be told before long, but need not be told at once. It must be short."""
         self._core = core
@@ -85,6 +83,16 @@ class Outgoing:
         self._peers = peers
         self._result = answers.result
         self._fail_pending = answers.fail_pending
+
+    def tell_calls(self, tell: Callable[[str, object], None]) -> None:
+        """Has `tell` hear of each call from now on: the callee's name, and the function."""
+        send_call = self._send_call
+
+        def telling(channel: Channel, pending: Pending, function: Any, *rest: Any) -> int:
+            tell(channel.peer.name, function)
+            return send_call(channel, pending, function, *rest)
+
+        self._send_call = telling  # type: ignore[assignment, method-assign]
 
     def call(
         self,
@@ -154,35 +162,42 @@ class Outgoing:
         return self._await(channel, pending, number)
 
     def _await(self, channel: Channel, pending: Pending, number: int) -> Any:
-        name = ""
-        if RECORDER.is_on:  # what can be done while one waits anyway costs the call little
-            name = name_of(pending.what)
-            if len(RECORDER.rows) >= SETTLED_AT:
-                RECORDER.settle()
+        if RECORDER.is_on:
+            return self._await_noting(channel, pending, number)
         try:
             channel.wait(pending)
         except BaseException:  # an interrupt
             channel.abandon(number)
             raise
-        if not name:
-            return self._result(pending, channel.peer.worker)
-        return self._result_noted(pending, channel.peer, name)
+        return self._result(pending, channel.peer.worker)
 
-    def _result_noted(self, pending: Pending, peer: WorkerInfo, name: str) -> Any:
-        """`result`, noted for who looks on."""
+    def _await_noting(self, channel: Channel, pending: Pending, number: int) -> Any:
+        """`await`, noted for who looks on. What can be done before one waits costs the call little,
+        for the callee is busy with it anyway."""
+        functions, what = channel.functions, pending.what
+        label = None if pending.estimate is None else functions.called_as.get(what)
+        if label is None:
+            label = ("call", name_of(what), self._core.info.name, channel.peer.name)
+            if pending.estimate is not None:  # it has a number, and so is held by a module
+                functions.called_as[what] = label
+        rows, thread, since, sent = RECORDER.rows, get_ident(), pending.since, pending.sent
+        if len(rows) >= SETTLED_AT:
+            RECORDER.settle()
+        try:
+            channel.wait(pending)
+        except BaseException:  # an interrupt
+            channel.abandon(number)
+            raise
         has_failed, received = True, bytes_of(pending.answer)
         try:
-            value = self._result(pending, peer.worker)
+            value = self._result(pending, channel.peer.worker)
             has_failed = False
             return value
         finally:
-            since, end = pending.since, self._now()
-            RECORDER.rows.append(
-                (
-                    "call", name, self._core.info.name, get_ident(), since, end, peer.name,
-                    pending.number, 0.0, pending.sent, received, has_failed, end - since,
-                )
-            )  # fmt: skip
+            end = self._now()
+            rows.append(
+                (label, thread, since, end, number, 0.0, sent, received, has_failed, end - since)
+            )
 
     @in_plain_modes
     def request(
@@ -257,8 +272,6 @@ class Outgoing:
         make: MakeCall = Call,
     ) -> int:
         pending.what = function
-        if self.tell_call is not None:
-            self.tell_call(channel.peer.name, function)
         if not channel.is_free:
             channel.wait_for_turn(pending)
             channel.wait_for_fewer(pending)

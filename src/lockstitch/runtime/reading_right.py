@@ -54,8 +54,8 @@ class AnswerSource(Source, Protocol):
         ...
 
     def has_new_caller(self) -> bool:
-        """Whether a thread has begun to wait for some answer a moment ago, and so may soon come for
-        these."""
+        """Whether a thread has waited for the answer to a call of a moment ago, and so may soon
+        come for these."""
         ...
 
     def is_left_over(self) -> bool:

@@ -141,16 +141,9 @@ class StreamChannel(Channel):
             self._wait(pending)
 
     def _wait(self, pending: Pending) -> None:
-        callers = self.core.thread_pool.callers
-        try:
-            callers[pending] = self.core.clock.now()
-            self._wait_as_caller(pending)
-        finally:
-            callers.pop(pending, None)
-
-    def _wait_as_caller(self, pending: Pending) -> None:
         right = self._right
         reading, followers = right.lock, right.followers
+        self.core.thread_pool.latest_wait = pending.since
         try:
             while not pending.done:
                 has_read = if_free(reading, self._read_until, pending)
@@ -179,6 +172,7 @@ class StreamChannel(Channel):
         """Reads until `sleeper`, which is shared, is finished by what comes or by another thread;
         see `PushListener.wait`."""
         number = next(self._numbers)  # nobody will answer it; the peer's end finishes it
+        sleeper.since = self.core.clock.now()
         if sleeper.estimate is None:
             sleeper.estimate = self._listening
         self._pending[number] = sleeper
@@ -233,9 +227,8 @@ class StreamChannel(Channel):
         return bool(self._pending or self._given_up or self.listeners or self._is_asking)
 
     def has_new_caller(self) -> bool:
-        """Whether a thread of this process has begun to wait for an answer a moment ago."""
-        since = self.core.clock.now() - _NEW_SECONDS
-        return any(begun > since for begun in self.core.thread_pool.callers.copy().values())
+        """Whether a thread of this process has waited for the answer to a call of a moment ago."""
+        return self.core.thread_pool.latest_wait > self.core.clock.now() - _NEW_SECONDS
 
     def is_left_over(self) -> bool:
         """Whether something is there that the poller would not tell of."""
@@ -251,6 +244,7 @@ class StreamChannel(Channel):
         if pending.is_shared and isinstance(self.connection, StreamConnection):
             self._read_wakefully(pending, self.connection)
             return
+        callers = self.core.thread_pool.callers
         while not pending.done:
             seconds = _READ_SECONDS
             if pending.deadline is not None:
@@ -259,9 +253,14 @@ class StreamChannel(Channel):
                     self._expire(pending)
                     return
                 seconds = min(seconds, remaining)
-            with contextlib.suppress(BlockingIOError):
+            callers.add(pending)
+            try:
                 if self._receive_and_take(pending, seconds):
                     return
+            except BlockingIOError:
+                continue
+            finally:
+                callers.discard(pending)
 
     def _read_wakefully(self, sleeper: Pending, connection: StreamConnection) -> None:
         """Reads until `sleeper` is done, which others may do too: then they wake this reader."""

@@ -25,6 +25,7 @@ cannot starve. Control messages and the engine's tasks never queue behind user f
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -80,8 +81,10 @@ class ThreadPool:
         self._checks = Checks(report)
         self._monitor = Monitor(f"{name}-monitor", self._look)
         self._closed = False
-        self.callers: dict[object, float] = {}
-        """What threads of this process wait for, and since when."""
+        self.callers: set[object] = set()
+        """What threads of this process, asleep now, wait for."""
+        self.latest_wait = -math.inf
+        """When the call was made whose answer one of them has begun to wait for last."""
 
     # ------------------------------------------------------------ what others ask of it
 

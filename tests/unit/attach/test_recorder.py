@@ -13,7 +13,7 @@ from lockstitch.attach.spans import spans_of
 
 
 def call(recorder: Recorder) -> None:
-    recorder.note(("call", "f", "w", 1, 1.0, 2.0, "ps", 7, 0.0, 0, 0, False, 1.0))
+    recorder.note((("call", "f", "w", "ps"), 1, 1.0, 2.0, 7, 0.0, 0, 0, False, 1.0))
 
 
 def test_it_is_off_until_somebody_asks() -> None:
@@ -107,13 +107,13 @@ def test_what_waits_is_taken_in_before_there_is_much_of_it() -> None:
 
 
 def test_what_comes_while_rows_cannot_be_taken_in_is_bounded_and_counted(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_MOST_WAITING", 200)
+    monkeypatch.setattr(module, "_MOST_WAITING", 300)
     recorder = Recorder()
     with recorder.recording() as recorded:
         with recorder._lock:
             for _ in range(1000):
                 call(recorder)
-            assert len(recorder.rows) == 200
+            assert len(recorder.rows) == 300
         recording = recorded()
-    assert len(list(spans_of(recording))) == 200
-    assert recording.dropped == 800
+    assert len(list(spans_of(recording))) == 300
+    assert recording.dropped == 700

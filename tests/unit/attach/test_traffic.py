@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstitch.attach.spans import NOT_COUNTED
 from lockstitch.attach.traffic import BOUNDS, MOST_SERIES, OTHERS, Traffic, growth, quantile
 
 
 def test_counts_are_those_of_each_function_and_peer() -> None:
     traffic = Traffic()
-    traffic.series("w", "made", "f", "ps").add(0.25, 100, 7, False)
-    traffic.series("w", "made", "f", "ps").add(0.5, 100, 0, True)
-    traffic.series("w", "served", "f", "ps").add(0.125, 1, 2, False)
-    traffic.series("other", "made", "f", "ps").add(1.0, 1, 1, False)
+    traffic.series("w", "made", "f", "ps").add([0.25], [100], [7], [False])
+    traffic.series("w", "made", "f", "ps").add([0.5], [100], [0], [True])
+    traffic.series("w", "served", "f", "ps").add([0.125], [1], [2], [False])
+    traffic.series("other", "made", "f", "ps").add([1.0], [1], [1], [False])
     made, served = traffic.of("w")
     assert (made.role, made.function, made.peer) == ("made", "f", "ps")
     assert (made.count, made.failed, made.seconds) == (2, 1, 0.75)
@@ -31,7 +32,7 @@ def test_a_quantile_is_that_of_the_durations_to_within_a_bin(
 ) -> None:
     traffic = Traffic()
     for each in durations:
-        traffic.series("w", "made", "f", "ps").add(each, 0, 0, False)
+        traffic.series("w", "made", "f", "ps").add([each], [0], [0], [False])
     found = quantile(traffic.of("w")[0].bins, share)
     exact = sorted(durations)[math.ceil(share * len(durations)) - 1]
     assert found is not None
@@ -45,9 +46,9 @@ def test_there_is_no_quantile_of_nothing_and_what_is_above_all_bounds_is_the_las
 
 def test_growth_is_what_came_since() -> None:
     traffic = Traffic()
-    traffic.series("w", "made", "f", "ps").add(0.25, 100, 7, False)
+    traffic.series("w", "made", "f", "ps").add([0.25], [100], [7], [False])
     (before,) = traffic.of("w")
-    traffic.series("w", "made", "f", "ps").add(2.0, 50, 3, True)
+    traffic.series("w", "made", "f", "ps").add([2.0], [50], [3], [True])
     (now,) = traffic.of("w")
     grown = growth(now, before)
     assert (grown.count, grown.failed, grown.seconds) == (1, 1, 2.0)
@@ -58,19 +59,23 @@ def test_growth_is_what_came_since() -> None:
 
 def test_a_call_is_counted_by_the_span_with_which_it_was_noted() -> None:
     traffic = Traffic()
-    for kind, has_failed in (("call", False), ("answer", True), ("serve", False)):
-        traffic.count((kind, "f", "w", 1, 1.0, 2.0, "ps", 7, 0.0, 100, 7, has_failed, 0.25))
+    spans = [("call", False, 0.25), ("answer", True, 0.25), ("serve", False, 2.0)]
+    traffic.count(
+        ((kind, "f", "w", "ps"), 1, 1.0, 2.0, 7, 0.0, 100, 7, has_failed, seconds)
+        for kind, has_failed, seconds in [*spans, ("send", False, NOT_COUNTED)]
+    )
     made, served = traffic.of("w")
     assert (made.role, made.function, made.peer) == ("made", "f", "ps")
     assert (made.count, made.failed, made.seconds) == (2, 1, 0.5)
     assert (made.sent, made.received) == (200, 14)
     assert (served.role, served.count, served.failed) == ("served", 1, 0)
+    assert [BOUNDS[one.bins.index(sum(one.bins))] for one in (made, served)] == [0.25, 2.0]
 
 
 def test_functions_without_number_are_counted_together() -> None:
     traffic = Traffic()
     for number in range(MOST_SERIES + 10):
-        traffic.series("w", "made", f"f{number}", "ps").add(0.25, 0, 0, False)
+        traffic.series("w", "made", f"f{number}", "ps").add([0.25], [0], [0], [False])
     told = {each.function: each.count for each in traffic.of("w")}
     assert len(told) == MOST_SERIES + 1
     assert told[OTHERS] == 10
