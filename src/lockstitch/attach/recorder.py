@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 COUNTED_SECONDS: Final = 150.0
 """So long calls are counted after a question: longer than Prometheus waits between two."""
-SETTLED_AT: Final = 64
+SETTLED_AT: Final = 256
 """So many rows are taken in at a time: in less time than who waits meanwhile stays awake."""
 _MOST_WAITING: Final = 100_000
 """So many rows may wait while whoever takes them in is held up."""

@@ -9,7 +9,7 @@ before the answer is there, and by the callee after it has left.
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lockstitch.attach.recorder import RECORDER, SETTLED_AT
 from lockstitch.attach.spans import NOT_COUNTED
@@ -56,13 +56,13 @@ class NotedInvocation(Invocation):
     """A request whose serving is noted, and its answer: when that leaves, with how much, and
     whether it is an error."""
 
-    __slots__ = ("_answer", "_received")
+    __slots__ = ("_answer", "_answered_at", "_received")
 
     def serve(self) -> None:
         """See `Invocation.serve`."""
         body = getattr(self.message, "body", None)  # its tensors are gone once it is unpacked
         self._received = 0 if body is None else payload_bytes(body)
-        self._answer = _NO_ANSWER
+        self._answer: Reply | Failure | None = None
         begun = self._core.now()
         Invocation.serve(self)
         label = self.known.served_as
@@ -82,22 +82,23 @@ class NotedInvocation(Invocation):
 
     def _note(self, label: Label, begun: float) -> None:
         """Notes that it has held this thread."""
-        (at, sent, has_failed), self._answer = self._answer, _NO_ANSWER
+        ended, answer = self._core.now(), self._answer
+        at, sent, seconds = 0.0, 0, NOT_COUNTED
+        if answer is not None:
+            at, sent = self._answered_at, payload_bytes(answer.body)
+            self._answer, seconds = None, at - self.since
         number: int = self.message.request  # type: ignore[attr-defined]
-        rows, seconds = RECORDER.rows, at - self.since if at else NOT_COUNTED
+        rows = RECORDER.rows
         rows.append(
             (
-                label, get_ident(), begun, self._core.now(), number, at, sent, self._received,
-                has_failed, seconds,
+                label, get_ident(), begun, ended, number, at, sent, self._received,
+                type(answer) is Failure, seconds,
             )
         )  # fmt: skip
         if len(rows) >= SETTLED_AT:
             RECORDER.settle()
 
     def _send(self, message: Reply | Failure) -> None:
-        answered_at = self._core.now()
+        self._answered_at = self._core.now()
         Invocation._send(self, message)
-        self._answer = answered_at, payload_bytes(message.body), type(message) is Failure
-
-
-_NO_ANSWER: Final = (0.0, 0, False)
+        self._answer = message

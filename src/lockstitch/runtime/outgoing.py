@@ -181,8 +181,6 @@ class Outgoing:
             if pending.estimate is not None:  # it has a number, and so is held by a module
                 functions.called_as[what] = label
         rows, thread, since, sent = RECORDER.rows, get_ident(), pending.since, pending.sent
-        if len(rows) >= SETTLED_AT:
-            RECORDER.settle()
         try:
             channel.wait(pending)
         except BaseException:  # an interrupt
@@ -198,6 +196,8 @@ class Outgoing:
             rows.append(
                 (label, thread, since, end, number, 0.0, sent, received, has_failed, end - since)
             )
+            if len(rows) >= SETTLED_AT:
+                RECORDER.settle()
 
     @in_plain_modes
     def request(
