@@ -190,7 +190,7 @@ class Spinner:
             self._waits_for.note(now - since)
             self._awake_until = now + _AWAKE_SECONDS
 
-    def _spin(
+    def _spin(  # noqa: PLR0912 - each look is short, and there is one way out for each rule
         self,
         connection: StreamConnection,
         view: memoryview,
@@ -209,8 +209,9 @@ class Spinner:
             yield_at += min(_LEAST_KEEP_SECONDS + 2 * usual, _MOST_KEEP_SECONDS)
             before = self._watch(ring, before)
         while True:
-            try:
-                receive_into(view, counts, 0)
+            try:  # what is in the ring came before all that is not
+                if ring is None or not ring.take(view, counts):
+                    receive_into(view, counts, 0)
             except BlockingIOError:
                 yields = before >= yield_at
                 if yields:
