@@ -69,6 +69,8 @@ _LONG_YIELDS = 3
 _TRIAL_SECONDS = 3e-3
 _LONGEST_SHARING_PAUSE_SECONDS = 16e-3
 _SHARING_SECONDS = 5e-3
+# To ask where one is takes as long as a quick peer's answer takes to be read.
+_PLACE_SECONDS = 100e-6
 _YIELD_CPU = getattr(os, "sched_yield", bool)
 
 
@@ -119,6 +121,7 @@ class Spinner:
         self._is_wanted = is_wanted
         self._looks_on = looks_on
         self._placement = placement
+        self._place_at = 0.0
         self._estimate = DurationEstimate()
         self._waits_for = self._estimate
         self._waits_since = 0.0
@@ -153,8 +156,10 @@ class Spinner:
         usual = estimate.usual_seconds
         if not isinstance(connection, StreamConnection) or connection.is_own_process:
             return False
-        if self._placement is not None and self._placement.is_shared(connection, start):
-            return False
+        if start >= self._place_at and self._placement is not None:
+            if self._placement.is_shared(connection, start):
+                return False
+            self._place_at = start + _PLACE_SECONDS
         if usual > _SHORT_SECONDS or start < self._paused_until or start < _TURN.taken_until:
             return False
         deadline = start + min(_SHORTEST_SPIN_SECONDS + 3 * usual, _LONGEST_SPIN_SECONDS)
