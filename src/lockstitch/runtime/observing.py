@@ -57,12 +57,15 @@ class NotedInvocation(Invocation):
     whether it is an error."""
 
     __slots__ = ("_answer", "_answered_at", "_received")
+    _answer: Reply | Failure | None
+    _answered_at: float
+    _received: int
 
     def serve(self) -> None:
         """See `Invocation.serve`."""
         body = getattr(self.message, "body", None)  # its tensors are gone once it is unpacked
         self._received = 0 if body is None else payload_bytes(body)
-        self._answer: Reply | Failure | None = None
+        self._answer = None
         begun = self._core.now()
         Invocation.serve(self)
         label = self.known.served_as
