@@ -35,7 +35,7 @@ from lockstitch.collectives.shared_memory.operations import NOWHERE, Part
 from lockstitch.collectives.shared_memory.performing import Performer
 from lockstitch.collectives.shared_memory.publishing import LogFullError, Publisher
 from lockstitch.collectives.shared_memory.routes import prepared
-from lockstitch.collectives.shared_memory.shortcut import NEWS, OTHERWISE, READY, Shortcut
+from lockstitch.collectives.shared_memory.shortcut import NEWS, NOTHING, OTHERWISE, READY, Shortcut
 from lockstitch.collectives.shared_memory.whole import Whole
 from lockstitch.errors import RankLostError
 
@@ -80,6 +80,7 @@ class LogNegotiation:
         (`Request.is_deferred`)."""
         self._joining: Handle[Any] | None = None
         self._most_words = segment.geometry.log_words // 4
+        self._most_unread = segment.geometry.log_words // 8
         self._tails, writer, self._readers = _open_logs(segment, process_set, rank)
         others = [each for each in process_set.ranks if each != rank]
         self._publisher = Publisher(writer, wakeups, others)
@@ -220,9 +221,10 @@ class LogNegotiation:
 
     def _look_down_shortcut(self) -> bool | None:
         """Whether anything was new; None where the operation has gone to the table."""
-        shortcut = self._shortcut
+        shortcut, is_news = self._shortcut, False
         found = shortcut.look()
         if found == OTHERWISE and self._read():
+            is_news = True
             if not self.table.is_waiting and self.table.is_plain:
                 found = shortcut.look()
             self._end_changes()
@@ -240,17 +242,18 @@ class LogNegotiation:
             self._pending.complete(shortcut.end(), result)
             self.is_changing = False
             return True
-        if found == OTHERWISE:
+        if found == OTHERWISE or (found == NOTHING and self._is_far_behind()):
             self._leave_shortcut()
             return None
-        return found == NEWS
+        return is_news or found == NEWS
 
     # ------------------------------------------------------------ reading
 
     def advance(self, *, is_thorough: bool = False) -> bool:
         """Reads what is new and does what can be done; whether anything was new. Thoroughly: reads
         also what can wait until this rank submits something."""
-        if self._shortcut.handle is not None:
+        is_news = self._shortcut.handle is not None
+        if is_news:
             if is_thorough:
                 self._leave_shortcut()
             elif (is_new := self._look_down_shortcut()) is not None:
@@ -259,7 +262,8 @@ class LogNegotiation:
             self.is_changing = True
             self._publisher.flush()
             self.is_changing = False
-        is_news = self._is_behind
+        if self._is_behind:
+            is_news = True
         if self._announced:
             self.is_changing = is_news = True
             self._take_in_own()
@@ -283,8 +287,9 @@ class LogNegotiation:
     def _read(self, *, is_thorough: bool = False) -> bool:
         """Reads the logs; whether there was anything. What ranks submit by SHORTs can be left there
         until this one submits something, too: so the next operation finds them where the shortcut
-        looks. Before such a word of a rank that has other parts in the table the logs of the others
-        are read, for it says that these have been decided."""
+        looks, unless so much lies behind them that the writer may wait for room. Before such a word
+        of a rank that has other parts in the table the logs of the others are read, for it says
+        that these have been decided."""
         tails, is_news = self._tails, False
         is_more = True
         while is_more:
@@ -294,10 +299,19 @@ class LogNegotiation:
                     is_thorough
                     or not log.is_short(reader.ring[reader.position % reader.size])
                     or not self._can_wait(rank)
+                    or self._is_far_behind()
                 ):
                     self.is_changing = is_news = is_more = True
                     self._take_in(rank, reader, is_thorough)
         return is_news
+
+    def _is_far_behind(self) -> bool:
+        """Whether some rank has written much that was not read here."""
+        tails, most = self._tails, self._most_unread
+        for _, index, reader in self._readers:  # noqa: SIM110 - no generator: asked at every look
+            if tails[index] - reader.position > most:
+                return True
+        return False
 
     def _can_wait(self, rank: int) -> bool:
         table = self.table

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from lockstitch.collectives import AVERAGE, SUM, ReduceOp
+from lockstitch.collectives import AVERAGE, SUM, ReduceOp, opening
 from lockstitch.collectives.negotiation import Negotiation, Submitted
 from lockstitch.collectives.shared_memory import shortcut
 from lockstitch.collectives.shared_memory.driving import Driver
+from lockstitch.collectives.shared_memory.segment import Geometry
 from lockstitch.collectives.shared_memory.shortcut import Shortcut
-from lockstitch.errors import CollectiveError, MismatchError
+from lockstitch.errors import CollectiveError, MismatchError, RankLostError
 from tests.cluster.collectives.mixtures import Mixture, folded, values
 from tests.cluster.collectives.ranks import Ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lockstitch.collectives import Handle, Session
 
@@ -212,6 +214,60 @@ def test_rank_that_leaves_is_named(ranks: Ranks) -> None:
     ranks[1].shutdown()
     with pytest.raises(CollectiveError, match="rank 1 shut down"):
         ranks[0].wait(early)
+
+
+def test_death_that_another_rank_tells_of_is_raised(ranks: Ranks) -> None:
+    for seed in range(2):
+        all_do(ranks, "x", seed)
+    early = begin(ranks[0], "x", 2)
+    ended = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(RankLostError, match="rank 7 died"):
+            ranks[0].wait(early)
+        ended.set()
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    ranks[1]._backend._sets.end(RankLostError("rank 7 died elsewhere"))
+    assert ended.wait(30)
+    waiting.join()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rank_that_waits_for_room_in_its_log_is_read(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "Geometry", partial(Geometry, log_words=1 << 12))
+    with Ranks(size, "shared_memory") as ranks:
+        all_do(ranks, "x", 0)
+        early = [begin(each, "x", 1) for each in ranks.sessions[:-1]]
+        first, last = ranks[0], ranks[size - 1]
+        met = threading.Event()
+
+        def meet(session: Session, peer: int) -> None:
+            set_id = session.open_pair(peer).id
+            session.wait(session.allreduce(torch.ones(1), SUM, name="meeting", process_set=set_id))
+
+        def run_first() -> None:
+            for number in range(500):  # more than the log takes
+                begin(first, f"{number} of many", 2)
+            meet(first, last.rank)
+
+        def run_last() -> None:
+            meet(last, first.rank)
+            met.set()
+            begin(last, "x", 1)
+
+        works: list[Callable[[], Any]] = [run_first, run_last]
+        if size > 2:  # which waits in the shortcut
+            works.append(partial(ranks[1].wait, early[1]))
+        threads = [threading.Thread(target=each, daemon=True) for each in works]
+        for thread in threads:
+            thread.start()
+        assert met.wait(30)
+        for thread in threads:
+            thread.join(30)
 
 
 def test_rank_that_joins_is_done_without(ranks: Ranks) -> None:
