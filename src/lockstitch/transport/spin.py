@@ -40,7 +40,6 @@ from lockstitch.transport.stream import StreamConnection
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.memory.ring import RingReader
     from lockstitch.transport.base import Connection
     from lockstitch.transport.placement import Placement
 
@@ -70,7 +69,7 @@ _TRIAL_SECONDS = 3e-3
 _LONGEST_SHARING_PAUSE_SECONDS = 16e-3
 _SHARING_SECONDS = 5e-3
 # To ask where one is takes as long as a quick peer's answer takes to be read.
-_PLACE_SECONDS = 100e-6
+_PLACE_SECONDS = 1e-3
 _YIELD_CPU = getattr(os, "sched_yield", bool)
 
 
@@ -162,7 +161,8 @@ class Spinner:
             self._place_at = start + _PLACE_SECONDS
         if usual > _SHORT_SECONDS or start < self._paused_until or start < _TURN.taken_until:
             return False
-        deadline = start + min(_SHORTEST_SPIN_SECONDS + 3 * usual, _LONGEST_SPIN_SECONDS)
+        seconds = _SHORTEST_SPIN_SECONDS + 3 * usual
+        deadline = start + (seconds if seconds < _LONGEST_SPIN_SECONDS else _LONGEST_SPIN_SECONDS)
         _TURN.taken_until = deadline
         ring = connection.ring
         has_come = False
@@ -204,15 +204,19 @@ class Spinner:
         usual: float,
     ) -> bool:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
-        ring = connection.ring if self._is_alone() else None
-        before = self._waits_since
+        before, ring = self._waits_since, None
+        # Who watches a ring keeps the GIL, which those may want soon who have received something
+        # of late.
+        if _TURN.latest is self and before > _TURN.latest_since + _SHARING_SECONDS:
+            ring = connection.ring
         check_at = before + _CHECK_SECONDS
         keeps = _TURN.shares_until < before < self._awake_until
         yield_at = before
         has_yielded = False
         if keeps:
             yield_at += min(_LEAST_KEEP_SECONDS + 2 * usual, _MOST_KEEP_SECONDS)
-            before = self._watch(ring, before)
+            if ring is not None:
+                before = ring.watch(now, before + _WATCH_SECONDS)
         while True:
             try:  # what is in the ring came before all that is not
                 if ring is None or not ring.take(view, counts):
@@ -242,17 +246,9 @@ class Spinner:
                     _TURN.shares_until = after + _SHARING_SECONDS
                     return False
                 check_at = after + _CHECK_SECONDS
-            before = after if yields else self._watch(ring, after)
-
-    def _is_alone(self) -> bool:
-        """Whether nobody else in this process has received anything of late, who might want the
-        GIL soon: for one who watches a ring keeps it."""
-        return _TURN.latest is self and self._waits_since > _TURN.latest_since + _SHARING_SECONDS
-
-    def _watch(self, ring: RingReader | None, time: float) -> float:
-        """Looks into the ring, if there is one, until something is there or it is time to look
-        elsewhere; returns what time it is."""
-        return time if ring is None else ring.watch(self._now, time + _WATCH_SECONDS)
+            before = after
+            if ring is not None and not yields:
+                before = ring.watch(now, after + _WATCH_SECONDS)
 
     def _shares_cpu(self, now: float) -> bool:
         """Somebody else has run on this CPU; True if that happens all the time. Then spinning
