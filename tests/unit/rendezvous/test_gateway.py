@@ -135,8 +135,8 @@ def test_when_its_process_is_gone_another_one_of_the_host_opens_it_again(
         heir.learn(roster(*group, rank=1 + number), FREE)
         heir.learn(roster(*group, rank=1 + number), FREE)
     try:
-        for former in (host, *heirs[:1]):
-            former.close()  # as the kernel does when a process ends
+        for former in (lambda: host, lambda: heirs[0]):
+            former().close()  # as the kernel does when a process ends
             deadline = time.monotonic() + 20
             while not any(own in repr(each) for each in heirs):
                 assert time.monotonic() < deadline
