@@ -242,7 +242,9 @@ class LogNegotiation:
             self._pending.complete(shortcut.end(), result)
             self.is_changing = False
             return True
-        if found == OTHERWISE or (found == NOTHING and self._is_far_behind()):
+        if found == OTHERWISE or (
+            found == NOTHING and shortcut.has_seen_some and self._is_far_behind()
+        ):
             self._leave_shortcut()
             return None
         return is_news or found == NEWS

@@ -163,6 +163,11 @@ class Shortcut:
                 return False
         return True
 
+    @property
+    def has_seen_some(self) -> bool:
+        """Whether other ranks are ready, of which more words may have come since."""
+        return len(self._missing) < len(self._others)
+
     def look(self) -> int:
         """Whether all ranks are ready, as far as the logs were written."""
         definition, parts, tails = self.definition, self._parts, self._tails
