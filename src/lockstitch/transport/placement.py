@@ -1,11 +1,11 @@
 """Both ends of a connection wait on one processor: what is done about it.
 
 Each end says in the memory of the rings where it waits (`memory.ring`). Where that is one and the
-same processor several times in a row (an end that sleeps may wake up elsewhere), spinning would
-only keep the other end from answering: so nobody spins there. Nor would the kernel part the two for
-long times (`lockstitch.processors`). So the end that calls moves, as soon as another processor has
-been idle of late, of those that share a cache with its own if there are any; it alone, or the two
-might move together.
+same processor several times in a row (an end that sleeps may wake up elsewhere), the kernel may not
+part the two for long times (`lockstitch.processors`). So the end that calls moves, as soon as
+another processor has been idle of late, of those that share a cache with its own if there are any;
+it alone, or the two might move together. An end that is bound to this processor does not spin
+there: that would only keep the other one from answering.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Placement:
         """Whether this host tells; else nothing is done."""
 
     def is_shared(self, connection: StreamConnection, now: float) -> bool:
-        """This thread is about to wait for the other end. Whether that is on its processor; where
-        it can, this thread has gone elsewhere."""
+        """This thread is about to wait for the other end. Whether that is on the processor to which
+        this one is bound; one that can has gone elsewhere where they met."""
         if not self._is_known:
             return False
         try:
@@ -46,24 +46,21 @@ class Placement:
                 self._times = 0
                 return False
             self._times += 1
-            return self._times >= _TIMES_IN_A_ROW and not self._leaves(connection, here, now)
+            if self._times < _TIMES_IN_A_ROW:
+                return False
+            allowed = self._processors.allowed()
+            if len(allowed) > 1:
+                self._leave([each for each in allowed if each != here], here, now)
+            return len(allowed) == 1
         except OSError:
             self._is_known = False
             return False
 
-    def _leaves(self, connection: StreamConnection, here: int, now: float) -> bool:
-        """Whether this thread has moved to where the other end is not."""
+    def _leave(self, others: list[int], here: int, now: float) -> None:
+        """Moves to one of the others that is idle: of those at its cache, if there are any."""
         if not self._moves or not self._idle.is_due(now):
-            return False
-        target = self._idle.find(self._candidates(here), now)
-        if target is None:
-            return False
-        processors = self._processors
-        processors.move_to(target)
-        return not connection.waits_beside_peer(processors.current())
-
-    def _candidates(self, here: int) -> list[int]:
-        """Where this thread may go: not away from its cache, if there are others at that."""
-        others = [each for each in self._processors.allowed() if each != here]
+            return
         near = self._processors.near(here)
-        return [each for each in others if each in near] or others
+        target = self._idle.find([each for each in others if each in near] or others, now)
+        if target is not None:
+            self._processors.move_to(target)

@@ -22,7 +22,7 @@ look again and again. That pays only where an answer is near and the CPU is free
 - whoever spins looks now and then whether something else has come that this process should read,
   and stops then;
 - one spinner per process at a time;
-- where the peer has waited on this CPU last, one does not spin (see `transport.placement`);
+- who is bound to the CPU on which the peer waits does not spin (see `transport.placement`);
 - never where both ends are in this process: the answer would need the GIL that spinning holds.
 """
 
