@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lockstitch import rpc
 from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.ids import WorkerId
+from lockstitch.testing import LocalCluster
 from lockstitch.testing.clock import ManualClock
 from tests.unit.runtime.stage import Background, Stage, wait_until
 
@@ -34,3 +36,12 @@ def test_timeouts_of_a_call() -> None:
         clock.advance(50)
         with pytest.raises(RpcTimeoutError, match=r"50000 ms.*'peer1' did not answer"):
             waiter.result()
+
+
+def test_calls_of_both_kinds_are_told_with_the_callee_and_the_function() -> None:
+    told: list[tuple[str, object]] = []
+    with LocalCluster(2) as cluster, cluster["worker0"].active():
+        cluster["worker0"].agent.outgoing.tell_calls(lambda *about: told.append(about))
+        assert rpc.rpc_sync("worker1", abs, (-3,)) == 3
+        assert rpc.rpc_async("worker1", len, ("four",)).wait() == 4
+    assert told == [("worker1", abs), ("worker1", len)]
