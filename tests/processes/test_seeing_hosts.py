@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -122,6 +122,12 @@ class Job:
             assert time.monotonic() < deadline, output
 
 
+def cards_of(job: Job, host: int) -> list[dict[str, Any]]:
+    """What the processes of the job say of themselves, those that a host sees."""
+    (told,) = json.loads(job.say(host, "ps", "--json")[1])
+    return [each["card"] for each in told["processes"]]
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     with TwoHosts() as hosts:
@@ -137,8 +143,7 @@ def test_a_cycle_over_two_hosts_is_named_from_both_and_from_elsewhere(
         assert "on alpha)" in output
         assert "on beta)" in output
         assert output.count("serves it at <string>:6 in ask") == 2
-    (told,) = json.loads(job.say(1, "ps", "--json")[1])
-    gateways = {each["card"]["gateway"] for each in told["processes"]}
+    gateways = {each["gateway"] for each in cards_of(job, 1)}
     assert {each.rpartition(":")[0] for each in gateways} == set(ADDRESSES)
     (address,) = [each for each in gateways if each.startswith(ADDRESSES[0])]
 
@@ -167,9 +172,7 @@ def test_the_rank_that_left_a_reduction_out_is_named_from_the_other_host(
     output = job.when(["waits"], "rank 1 is waited for by rank 0")
     assert "it has not submitted allreduce 'allreduce.second'" in output
     # A host that does not answer any more is told, and what is known of this one, too.
-    os.kill(
-        json.loads(job.say(1, "ps", "--json")[1])[0]["processes"][1]["card"]["pid"], signal.SIGSTOP
-    )
+    os.kill(cards_of(job, 1)[1]["pid"], signal.SIGSTOP)
     output = job.when(["waits"], "of another host nothing is known: 10.213.77.2:")
     assert "rank 0" in output
 
@@ -183,8 +186,7 @@ def test_a_trace_and_metrics_have_the_workers_of_both_hosts_though_their_clocks_
         pytest.skip(f"no clock of its own can be made here: {probe.stderr.decode()}")
     job = start(TO_AND_FRO, clock=ahead)
     job.when(["status", "--json"], '"name": "worker1"')
-    (told,) = json.loads(job.say(1, "ps", "--json")[1])
-    address = next(each["card"]["gateway"] for each in told["processes"])
+    address = cards_of(job, 1)[0]["gateway"]
     elsewhere = {**job.of_host("none"), **job.secret}
     file = job.folder / "trace.json"
     words = ("trace", "--address", address, "--seconds", "2", "-o", str(file))
@@ -218,15 +220,12 @@ def test_when_the_process_is_gone_that_answers_for_a_host_another_one_does(
 ) -> None:
     job = start(IDLE, 2)
     job.when(["status"], "worker1", 0)  # of the other host, as soon as all have met
-    (told,) = json.loads(job.say(0, "ps", "--json")[1])
-    cards = [each["card"] for each in told["processes"]]
-    (gateway,) = [each for each in cards if each["gateway"].startswith(ADDRESSES[0])]
+    (gateway,) = [each for each in cards_of(job, 0) if each["gateway"].startswith(ADDRESSES[0])]
     for _ in range(2):
         os.kill(gateway["pid"], signal.SIGKILL)
         output = job.when(["status", "--address", gateway["gateway"]], "worker1", 1, job.secret)
         assert gateway["names"][0] not in output
-        (told,) = json.loads(job.say(0, "ps", "--json")[1])
-        cards = [each["card"] for each in told["processes"]]
+        cards = cards_of(job, 0)
         assert len({each["names"][0] for each in cards}) == len(cards)
         (gateway,) = [each for each in cards if each["gateway"] == gateway["gateway"]]
 
@@ -236,9 +235,7 @@ def test_while_the_process_is_stopped_that_answers_for_a_host_another_one_does(
 ) -> None:
     job = start(IDLE, 2)
     job.when(["status"], "worker1", 0)  # of the other host, as soon as all have met
-    (told,) = json.loads(job.say(0, "ps", "--json")[1])
-    cards = [each["card"] for each in told["processes"]]
-    (gateway,) = [each for each in cards if each["gateway"].startswith(ADDRESSES[0])]
+    (gateway,) = [each for each in cards_of(job, 0) if each["gateway"].startswith(ADDRESSES[0])]
     os.kill(gateway["pid"], signal.SIGSTOP)
     try:
         words = ["status", "--address", gateway["gateway"]]

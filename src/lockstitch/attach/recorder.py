@@ -5,7 +5,7 @@ counters has calls counted for some minutes more, so that who asks again finds w
 a question that records has spans kept for as long as it says.
 
 On, all that a call does is to leave a row (`attach.spans`) in a tray. Rows are counted, and put
-into the ring, some at a time: by a thread whose call is under way meanwhile, or by who asks.
+into the ring, some at a time: by a thread whose call is over, or by who asks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Recorder:
         """Where spans go; None while nobody records."""
         self.rows: deque[Row] = deque()
         """What has been noted and is to be taken in. Who adds to it calls `settle` where there are
-        `SETTLED_AT` of them, then or soon."""
+        `SETTLED_AT` of them; `note` does both."""
         self._traffic = Traffic()
         self._counts_until: float | None = None
         self._recordings = 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lockstitch.observe.participants import Participant, Wait
 
 T = TypeVar("T")
+U = TypeVar("U")
 C = TypeVar("C", "PendingCall", "ServedCall")
 
 _FEW: Final = 8
@@ -183,11 +184,10 @@ def _served_in_words(callee: Participant, wait: Wait) -> str:
 
 def _alike_culprits(culprits: Iterable[Culprit]) -> Iterable[list[Culprit]]:
     """Those together for whom the same ones wait for the same."""
-    alike: dict[object, list[Culprit]] = {}
-    for each in culprits:
-        key = (_waiters(each), *_shared_lines(each.waits), each.is_waiting)
-        alike.setdefault(key, []).append(each)
-    return alike.values()
+    found = grouped(
+        ((_waiters(each), *_shared_lines(each.waits), each.is_waiting), each) for each in culprits
+    )
+    return [alike for _, alike in found]
 
 
 def _waiters(culprit: Culprit) -> tuple[str, ...]:
@@ -232,11 +232,10 @@ def _where_culprit_stands(one: Participant | None) -> Iterator[str]:
 
 def _shared_lines(waits: Sequence[Wait]) -> Iterator[str]:
     """What is waited for; of calls of one function by one worker the oldest."""
-    alike: dict[tuple[str, str], list[Wait]] = {}
-    for wait in waits:
-        what = wait.what.partition(", ")[0] if wait.kind == "call" else wait.what
-        alike.setdefault((wait.waiter, what), []).append(wait)
-    for found in alike.values():
+    for _, found in grouped(
+        ((each.waiter, each.what.partition(", ")[0] if each.kind == "call" else each.what), each)
+        for each in waits
+    ):
         count = sum(each.count for each in found)
         more = f" (and {count - 1} more such calls)" if count > 1 else ""
         yield f"{_shared(max(found, key=lambda each: each.seconds))}{more}"
@@ -261,13 +260,13 @@ def _participant_lines(one: Participant) -> Iterator[str]:
     if worker is not None:
         yield from _few(
             f"called {function_in_words(function)} on {to}, {_ages(calls)} ago: no answer yet"
-            for (function, to), calls in _alike(
+            for (function, to), calls in grouped(
                 ((call.function, call.to), call) for call in worker.calls
             )
         )
         yield from _few(
             f"serves {function_in_words(function)} for {caller}, since {_ages(calls)}: {where}"
-            for (function, caller, where), calls in _alike(
+            for (function, caller, where), calls in grouped(
                 ((call.function, call.caller, _where(call)), call) for call in worker.serving
             )
         )
@@ -300,12 +299,12 @@ def _other_threads(one: Participant) -> Iterator[str]:
             yield f"thread {thread.name!r}{state} at {thread.at}{_text(thread.at)}"
 
 
-def _alike(found: Iterable[tuple[T, C]]) -> Iterator[tuple[T, list[C]]]:
-    """What is the same several times, once, with the calls that it is."""
-    calls: dict[T, list[C]] = {}
-    for what, call in found:
-        calls.setdefault(what, []).append(call)
-    yield from calls.items()
+def grouped(found: Iterable[tuple[T, U]]) -> Iterable[tuple[T, list[U]]]:
+    """Returns what is the same several times once, with all that goes with it."""
+    those: dict[T, list[U]] = {}
+    for what, one in found:
+        those.setdefault(what, []).append(one)
+    return those.items()
 
 
 def _ages(calls: Sequence[C]) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.presence import PRESENCE
 from lockstitch.errors import LockstitchError
 from lockstitch.ids import IdSource, WorkerId
 from lockstitch.inquiry import INQUIRY
-from lockstitch.observe.text import ages_in_words
+from lockstitch.observe.text import ages_in_words, grouped
 from lockstitch.runtime.functions import name_of
 from lockstitch.runtime.reports import begin_to_report
 from lockstitch.runtime.waits import WorkerWaits, look
@@ -24,12 +24,8 @@ from lockstitch.runtime.worker import Worker, current_worker, has_current_worker
 from lockstitch.wire.messages import AskWaits, TellWaits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from lockstitch.ids import GlobalId
     from lockstitch.runtime.pending import Pending
-
-T = TypeVar("T")
 
 _CALLEE_SECONDS: Final = 0.25
 
@@ -157,14 +153,14 @@ def explain_waits(timeout_seconds: float = 2.0) -> str:
     for waits in answers:
         lines.append(f"{waits.name}: {'waits' if waits else 'waits for nothing'}")
         lines += [
-            f"  called {function} on {to}, {ages} ago: no answer yet"
-            for (to, function), ages in _alike(
+            f"  called {function} on {to}, {ages_in_words(ages, len(ages))} ago: no answer yet"
+            for (to, function), ages in grouped(
                 ((to, function), seconds) for to, function, seconds in waits.calls
             )
         ]
         lines += [
-            f"  serves {function} for {caller}, since {ages}: {where}"
-            for (caller, function, where), ages in _alike(
+            f"  serves {function} for {caller}, since {ages_in_words(ages, len(ages))}: {where}"
+            for (caller, function, where), ages in grouped(
                 ((caller, function, where), seconds)
                 for caller, function, seconds, where in waits.serving
             )
@@ -172,14 +168,6 @@ def explain_waits(timeout_seconds: float = 2.0) -> str:
         lines += [f"  {line}" for line in waits.others]
     lines += [f"{name}: did not answer within {timeout_seconds} s" for name in silent]
     return "\n".join(lines)
-
-
-def _alike(found: Iterable[tuple[T, float]]) -> Iterator[tuple[T, str]]:
-    """What is the same several times, once, with how long ago each began."""
-    seconds: dict[T, list[float]] = {}
-    for what, since in found:
-        seconds.setdefault(what, []).append(since)
-    yield from ((what, ages_in_words(since, len(since))) for what, since in seconds.items())
 
 
 def listen() -> None:

@@ -51,6 +51,26 @@ def batch_of(rows: int, *widths: int) -> list[torch.Tensor]:
     return [torch.randn(rows, width).double() for width in widths]
 
 
+def step_of(
+    pipeline: Pipeline, optimizer: DistributedOptimizer, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    with autograd.context() as context_id:
+        loss = pipeline.step(context_id, x, y, mse)
+        optimizer.step(context_id)
+    return loss
+
+
+def own_step_of(
+    twin: nn.Module, own: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """The same in one process."""
+    own.zero_grad()
+    loss = mse(twin(x), y)
+    loss.backward()
+    own.step()
+    return loss.detach()
+
+
 def test_optimizers_find_the_gradients_in_the_context(cluster):
     modules = layers(5, 4, 3, 2)
     pipeline = Pipeline(remote(modules), chunks=4)
@@ -59,14 +79,9 @@ def test_optimizers_find_the_gradients_in_the_context(cluster):
     own = torch.optim.Adam(twin.parameters(), lr=0.1)
     for _ in range(3):
         x, y = batch_of(8, 5, 2)
-        with autograd.context() as context_id:
-            loss = pipeline.step(context_id, x, y, mse)
-            optimizer.step(context_id)
-        own.zero_grad()
-        expected = mse(twin(x), y)
-        expected.backward()
-        own.step()
-        torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
+        loss = step_of(pipeline, optimizer, x, y)
+        expected = own_step_of(twin, own, x, y)
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(pipeline(x), twin(x), rtol=1e-12, atol=1e-12)
 
 
@@ -137,14 +152,8 @@ def test_what_is_recomputed_made_a_graph_the_first_time_too(cluster, schedule):
     own = torch.optim.SGD(twin.parameters(), lr=0.5)
     for _ in range(2):
         x, y = batch_of(6, 3, 3)
-        with autograd.context() as context_id:
-            loss = pipeline.step(context_id, x, y, mse)
-            optimizer.step(context_id)
-        own.zero_grad()
-        expected = mse(twin(x), y)
-        expected.backward()
-        own.step()
-        torch.testing.assert_close(loss, expected.detach())
+        loss = step_of(pipeline, optimizer, x, y)
+        torch.testing.assert_close(loss, own_step_of(twin, own, x, y))
 
 
 def test_uneven_micro_batches_count_by_their_rows(cluster):
