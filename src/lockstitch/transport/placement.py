@@ -35,7 +35,7 @@ class Placement:
         self._is_known = True
         """Whether this host tells; else nothing is done."""
 
-    def is_shared(self, connection: StreamConnection, now: float) -> bool:
+    def is_bound_beside(self, connection: StreamConnection, now: float) -> bool:
         """This thread is about to wait for the other end. Whether that is on the processor to which
         this one is bound; one that can has gone elsewhere where they met."""
         if not self._is_known:

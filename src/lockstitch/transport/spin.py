@@ -156,7 +156,7 @@ class Spinner:
         if not isinstance(connection, StreamConnection) or connection.is_own_process:
             return False
         if start >= self._place_at and self._placement is not None:
-            if self._placement.is_shared(connection, start):
+            if self._placement.is_bound_beside(connection, start):
                 return False
             self._place_at = start + _PLACE_SECONDS
         if usual > _SHORT_SECONDS or start < self._paused_until or start < _TURN.taken_until:

@@ -65,8 +65,8 @@ class Ends:
         for each in (self.near, self.far):
             each.idle += 0.1 * idle
             each.seconds += 0.1
-        served = self._serves.is_shared(self.pair.far, self._seconds)
-        return self._calls.is_shared(self.pair.near, self._seconds), served
+        served = self._serves.is_bound_beside(self.pair.far, self._seconds)
+        return self._calls.is_bound_beside(self.pair.near, self._seconds), served
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_where_the_system_does_not_tell_nothing_is_done(ends: Ends) -> None:
 def test_without_rings_nothing_is_known_of_the_other_end() -> None:
     with socket_pair() as (near, far):
         for end in (near, far):
-            assert not Placement(moves=True, processors=Processors()).is_shared(end, 0.0)
+            assert not Placement(moves=True, processors=Processors()).is_bound_beside(end, 0.0)
 
 
 def test_nobody_spins_who_is_bound_to_the_processor_of_the_other_end(ends: Ends) -> None:
