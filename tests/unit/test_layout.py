@@ -24,6 +24,7 @@ EXCEPTIONS = {
     "launch/job.py": "owns processes; run by tests/processes/test_run_command.py",
     "launch/first/sitecustomize.py": "runs in workers; tests/processes/test_run_command.py",
     "launch/elastic.py": "owns processes; run by tests/processes/test_elastic.py",
+    "launch/multi_host.py": "owns processes; run by tests/processes/test_run_command.py",
     "launch/options.py": "declarations; tests/processes/test_run_command.py gives some",
     "launch/local.py": "owns a process; run by tests/processes/test_run_command.py",
     "errors.py": "declarations",

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from lockstitch.launch.handover import secret_for
 from lockstitch.launch.hosts import is_here, own_address
 from lockstitch.launch.local import LocalJob
-from lockstitch.launch.process import (
-    WorkerProcess,
-    WorkerRanks,
-    variables_of_ranks,
-    with_defaults,
-)
+from lockstitch.launch.process import WorkerProcess, with_defaults
+from lockstitch.launcher_link.fixed_ranks import ranks_on, variables_of_ranks
 from lockstitch.link.ports import find_ports
 from lockstitch.link.sockets import HeldPort
 from lockstitch.trust import find_secret
@@ -64,7 +59,8 @@ class MultiHostJob(LocalJob):
         else:
             port = random.choice(ports or _PORTS)
         master = (self._address(first), port)
-        for ranks in assign_ranks(self._hosts, self._workers):
+        slots = [host for host, count in self._hosts for _ in range(count)]
+        for ranks in ranks_on(slots[: self._workers]):
             variables = variables_of_ranks(ranks, master)
             variables["LOCKSTITCH_ADDRESS"] = self._address(ranks.host)
             if self._shell.starts_on(ranks.host):
@@ -79,21 +75,3 @@ class MultiHostJob(LocalJob):
             return self._shell.address_of(host)
         others = (other for other, _ in self._hosts if not is_here(other))
         return own_address(next(others, None))
-
-
-def assign_ranks(hosts: Slots, workers: int) -> list[WorkerRanks]:
-    """Returns the ranks of each worker, numbered host by host."""
-    fill = []
-    left = workers
-    for name, count in hosts:
-        fill.append((name, min(count, left)))
-        left -= fill[-1][1]
-    alike = Counter(index for _, here in fill for index in range(here))
-    seen: Counter[int] = Counter()
-    made: list[WorkerRanks] = []
-    for name, here in fill:
-        for index in range(here):
-            cross_rank, cross_size = seen[index], alike[index]
-            made.append(WorkerRanks(len(made), workers, name, index, here, cross_rank, cross_size))
-            seen[index] += 1
-    return made

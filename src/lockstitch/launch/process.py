@@ -15,11 +15,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstitch.inquiry import catches
+from lockstitch.launcher_link.fixed_ranks import WorkerRanks, variables_of_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,21 +44,6 @@ _FIRST = str(Path(__file__).parent / "first")
 
 # Loaded here, since between fork and exec a child should do as little as possible.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-@dataclass(frozen=True)
-class WorkerRanks:
-    """The ranks of a worker in a world whose workers do not change: among all, among those of its
-    host (`local_rank`), and among those that have the same local rank on their hosts
-    (`cross_rank`)."""
-
-    rank: int
-    size: int
-    host: str
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
 
 
 class Worker(Protocol):
@@ -192,27 +177,6 @@ def environment_among_hosts(
 ) -> dict[str, str]:
     """Returns the same where the workers meet at an address and a port only."""
     return with_defaults(variables_of_ranks(ranks, master), ranks.local_size, inherited)
-
-
-def variables_of_ranks(ranks: WorkerRanks, master: tuple[str, int]) -> dict[str, str]:
-    """Returns the variables that say who a worker is and where all meet. Each number has two names:
-    that of `torchrun` and that of `horovodrun`."""
-    numbers = {
-        "RANK": ranks.rank,
-        "WORLD_SIZE": ranks.size,
-        "LOCAL_RANK": ranks.local_rank,
-        "LOCAL_WORLD_SIZE": ranks.local_size,
-        "MASTER_ADDR": master[0],
-        "MASTER_PORT": master[1],
-        "HOROVOD_RANK": ranks.rank,
-        "HOROVOD_SIZE": ranks.size,
-        "HOROVOD_LOCAL_RANK": ranks.local_rank,
-        "HOROVOD_LOCAL_SIZE": ranks.local_size,
-        "HOROVOD_CROSS_RANK": ranks.cross_rank,
-        "HOROVOD_CROSS_SIZE": ranks.cross_size,
-        "HOROVOD_HOSTNAME": ranks.host,
-    }
-    return {name: str(value) for name, value in numbers.items()}
 
 
 def elastic_environment(

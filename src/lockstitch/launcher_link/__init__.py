@@ -9,6 +9,7 @@ in this way.
     rank_coordinator  who gets which rank, and when the ranks meet anew: a table; no I/O, no time
     worker_book       which workers do what, counted as it changes; no I/O
     slots             where workers may run: which slots there are, and which are left empty
+    fixed_ranks       ranks where workers do not come and go, as they are told; no I/O
     values            the job's store, which outlives every worker: a table; no I/O
 
 Nothing here needs torch, which the launcher does without.

@@ -9,12 +9,12 @@ have met a different number of times.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import CollectiveError, PlacementError, RankLostError, add_note
+from lockstitch.launcher_link.fixed_ranks import host_by_host, ranks_on, variables_of_ranks
 from lockstitch.ray.engine import find_ray, running_ray
 from lockstitch.ray.placement import Wish, give_back, reserve
 from lockstitch.ray.worker import HvdWorker, WorkerPlace
@@ -77,47 +77,15 @@ class FixedPlan:
         return worker if self.hosts is None else worker // self.workers_per_host
 
 
-def by_nodes(places: Sequence[WorkerPlace]) -> list[int]:
-    """Returns the order of ranks: workers of one node follow each other, and nodes come in the
-    order of their first worker."""
-    nodes: dict[str, list[int]] = defaultdict(list)
-    for number, place in enumerate(places):
-        nodes[place.node].append(number)
-    return [number for members in nodes.values() for number in members]
-
-
 def rank_environments(places: Sequence[WorkerPlace], port: int) -> list[dict[str, str]]:
     """Returns the variables of each rank; `places` are in the order of ranks, the workers of a node
     together. `port` is one of rank 0's node."""
-    locals_: dict[str, list[int]] = defaultdict(list)
-    for rank, place in enumerate(places):
-        locals_[place.node].append(rank)
-    environments = []
-    for rank, place in enumerate(places):
-        here = locals_[place.node]
-        local_rank = here.index(rank)
-        alike = [ranks[local_rank] for ranks in locals_.values() if len(ranks) > local_rank]
-        numbers = {
-            "RANK": rank,
-            "SIZE": len(places),
-            "LOCAL_RANK": local_rank,
-            "LOCAL_SIZE": len(here),
-            "CROSS_RANK": alike.index(rank),
-            "CROSS_SIZE": len(alike),
-        }
-        environment = {f"HOROVOD_{name}": str(value) for name, value in numbers.items()}
-        environment |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(places)),
-            "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(len(here)),
-            "MASTER_ADDR": places[0].address,
-            "MASTER_PORT": str(port),
-            "HOROVOD_HOSTNAME": place.node,
-            "LOCKSTITCH_ADDRESS": place.address,
-        }
-        environments.append(environment)
-    return environments
+    master = places[0].address, port
+    of_ranks = zip(places, ranks_on([place.node for place in places]), strict=True)
+    return [
+        {**variables_of_ranks(ranks, master), "LOCKSTITCH_ADDRESS": place.address}
+        for place, ranks in of_ranks
+    ]
 
 
 @dataclass
@@ -255,7 +223,7 @@ class FixedJob:
                 f"{self._plan.size} workers did not start within {_ACTOR_SECONDS:g} s in the "
                 f"placement group that was there, of {self._plan.wish()}"
             ) from error
-        order = by_nodes(places)
+        order = host_by_host([place.node for place in places])
         self._actors.handles = [handles[number] for number in order]
         self._actors.places = [places[number] for number in order]
 

@@ -10,12 +10,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from lockstitch.launch.multi_host import assign_ranks
+from lockstitch.launcher_link.fixed_ranks import host_by_host, ranks_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.launch.process import WorkerRanks
+    from lockstitch.launcher_link.fixed_ranks import WorkerRanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,6 @@ class TaskPlace:
 def rank_tasks(places: Sequence[TaskPlace]) -> list[WorkerRanks]:
     """Returns the ranks of each task, by task: host by host, the host of task 0 first, and on each
     host in the order of tasks. So task 0 is rank 0."""
-    by_host: dict[str, list[int]] = {}
-    for task, place in enumerate(places):
-        by_host.setdefault(place.host, []).append(task)
-    slots = tuple((host, len(tasks)) for host, tasks in by_host.items())
-    ranks = assign_ranks(slots, len(places))
-    in_order = [task for tasks in by_host.values() for task in tasks]
-    return [of for _, of in sorted(zip(in_order, ranks, strict=True), key=lambda pair: pair[0])]
+    order = host_by_host([place.host for place in places])
+    ranks = dict(zip(order, ranks_on([places[task].host for task in order]), strict=True))
+    return [ranks[task] for task in range(len(places))]

@@ -37,7 +37,7 @@ from lockstitch.trust import Secret
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from lockstitch.launch.process import WorkerRanks
+    from lockstitch.launcher_link.fixed_ranks import WorkerRanks
 
 DEVICES: Final = "LOCKSTITCH_SPARK_GPUS"
 """The environment variable with the addresses of the GPUs that Spark has given to the task, with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstitch.ray.fixed import FixedPlan, by_nodes, rank_environments
+from lockstitch.ray.fixed import FixedPlan, rank_environments
 from lockstitch.ray.settings import WorkerResources
 from lockstitch.ray.worker import WorkerPlace
 
@@ -13,10 +13,6 @@ ONE = WorkerResources()
 
 def places(*nodes):
     return [WorkerPlace(node, f"10.0.0.{node}", 100 + n) for n, node in enumerate(nodes)]
-
-
-def test_workers_of_a_node_get_ranks_that_follow_each_other():
-    assert by_nodes(places("2", "1", "2", "3", "1")) == [0, 2, 1, 4, 3]
 
 
 def test_each_rank_is_told_its_place_in_all_three_ways_of_counting():
