@@ -34,6 +34,16 @@ class Waiter(Protocol):
     def set(self) -> None: ...
 
 
+def earliest(*moments: float | None) -> float | None:
+    """Returns the earliest of some moments, or the shortest of some waits; None: never."""
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def seconds_until(moment: float | None, clock: Clock) -> float | None:
+    """Returns how long it is until a moment; 0 where it is over, None for never."""
+    return None if moment is None else max(0.0, moment - clock.now())
+
+
 class SystemClock:
     """The machine's own monotonic clock."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.clock import SYSTEM_CLOCK, earliest, seconds_until
+from lockstitch.testing import ManualClock
 
 
 def test_now_does_not_go_back() -> None:
@@ -29,3 +30,15 @@ def test_wait_until_a_time_ends_then_and_at_once_when_it_is_past() -> None:
     assert SYSTEM_CLOCK.wait_until(event, deadline - 60) is False
     event.set()
     assert SYSTEM_CLOCK.wait_until(event, None) is True
+
+
+def test_the_earliest_of_moments_of_which_some_never_come() -> None:
+    assert earliest(None, 3.0, 2.0) == 2.0
+    assert earliest(None, None) is None
+
+
+def test_how_long_it_is_until_a_moment() -> None:
+    clock = ManualClock()
+    assert seconds_until(clock.now() + 2.0, clock) == 2.0
+    assert seconds_until(clock.now() - 2.0, clock) == 0.0
+    assert seconds_until(None, clock) is None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lockstitch.attach.sources import SOURCES
-from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.clock import SYSTEM_CLOCK, earliest
 from lockstitch.folders import Folder
 from lockstitch.launch.discovery import Discovery
 from lockstitch.launch.handover import secret_for
@@ -129,12 +129,12 @@ class ElasticJob(Job):
         return not self._parts.conductor.is_over
 
     def seconds_to_next(self) -> float | None:
-        waits = [super().seconds_to_next()]
+        wait, discovery = super().seconds_to_next(), self._parts.discovery
         if not self.escalation.is_begun:
-            waits.append(self._parts.conductor.seconds_to_next())
-            if self._parts.discovery is not None:
-                waits.append(self._parts.discovery.seconds_to_next())
-        return min((wait for wait in waits if wait is not None), default=None)
+            wait = earliest(wait, self._parts.conductor.seconds_to_next())
+            if discovery is not None:
+                wait = earliest(wait, discovery.seconds_to_next())
+        return wait
 
     def pass_time(self) -> None:
         super().pass_time()

@@ -13,6 +13,8 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from lockstitch.clock import seconds_until
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -59,7 +61,7 @@ class SignalEscalation:
 
     def seconds_to_next(self) -> float | None:
         """How long to wait for the next signal; None if none is planned."""
-        return None if self._next_at is None else max(0.0, self._next_at - self._clock.now())
+        return seconds_until(self._next_at, self._clock)
 
     def due(self) -> signal.Signals | None:
         """Returns the signal to send now, if its time has come; the next one is then due after a

@@ -7,15 +7,14 @@ waited for, updates about workers are passed on at once to whoever listens.
 from __future__ import annotations
 
 import atexit
-import os
 import random
 import socket
 import threading
-import weakref
 from typing import TYPE_CHECKING, Literal
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import BoardLostError, HandshakeError, RemoteProtocolError
+from lockstitch.forks import abandon_in_child
 from lockstitch.launcher_link.messages import (
     CODEC,
     LAUNCHER,
@@ -196,18 +195,6 @@ class LauncherClient:
         with self._is_told:
             self._failure = error
             self._is_told.notify_all()
-
-
-def abandon_in_child(stream: SocketStream) -> None:
-    """Has forked children close their copy of the stream: its end would not be seen otherwise."""
-    reference = weakref.ref(stream)
-
-    def abandon() -> None:
-        inherited = reference()
-        if inherited is not None:
-            inherited.abandon()
-
-    os.register_at_fork(after_in_child=abandon)
 
 
 def _call(address: str, secret: Secret, worker: int) -> Line[SocketStream]:

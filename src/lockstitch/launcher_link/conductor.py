@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstitch.attach.values import OtherWait
-from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.clock import SYSTEM_CLOCK, earliest, seconds_until
 from lockstitch.launcher_link.client import ADDRESS, PURPOSE, WORKER
 from lockstitch.launcher_link.messages import (
     Message,
@@ -204,12 +204,9 @@ class Conductor:
 
     def seconds_to_next(self) -> float | None:
         """Returns how long until `pass_time` wants to be called; None for never."""
-        waits = [self.server.seconds_to_next()]
-        if self._coordinator.deadline is not None:
-            waits.append(max(0.0, self._coordinator.deadline - self._clock.now()))
-        if self._tells_of_wait_at is not None:
-            waits.append(max(0.0, self._tells_of_wait_at - self._clock.now()))
-        return min((wait for wait in waits if wait not in (None, math.inf)), default=None)
+        due = earliest(self._coordinator.deadline, self._tells_of_wait_at)
+        due = None if due == math.inf else due  # it has been told
+        return earliest(self.server.seconds_to_next(), seconds_until(due, self._clock))
 
     def pass_time(self) -> None:
         """Does what is due."""

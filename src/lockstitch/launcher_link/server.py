@@ -13,7 +13,7 @@ import selectors
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.clock import SYSTEM_CLOCK, earliest, seconds_until
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.launcher_link.messages import CODEC, LAUNCHER, MOST_BYTES
 from lockstitch.link.door import Door, Guest
@@ -108,10 +108,8 @@ class LauncherServer:
 
     def seconds_to_next(self) -> float | None:
         """How long until `pass_time` wants to be called; None for never."""
-        waits = [self._door.seconds_to_next(), self._pulse.seconds_to_next()]
-        if self._reopens_at is not None:
-            waits.append(max(0.0, self._reopens_at - self._clock.now()))
-        return min((wait for wait in waits if wait is not None), default=None)
+        reopens = seconds_until(self._reopens_at, self._clock)
+        return earliest(self._door.seconds_to_next(), self._pulse.seconds_to_next(), reopens)
 
     def pass_time(self) -> None:
         """Hangs up on those who do not prove themselves in time, or fall silent."""

@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from lockstitch.clock import seconds_until
 from lockstitch.errors import HandshakeError
 from lockstitch.link.greetings import GreetingReader
 from lockstitch.link.line import Line, Stream
@@ -145,7 +146,7 @@ class Door(Generic[G]):
         """Returns how long until `pass_time` wants to be called; None for never."""
         with self._lock:
             first = next(iter(self._guests.values()), None)
-        return None if first is None else max(0.0, first - self._clock.now())
+        return seconds_until(first, self._clock)
 
     def pass_time(self) -> None:
         """Turns away those whose time is over."""

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import cloudpickle
 
 from lockstitch.attach.logs import ProcessLog
-from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.clock import SYSTEM_CLOCK, earliest
 from lockstitch.errors import CollectiveError
 from lockstitch.launch.process import elastic_environment
 from lockstitch.launcher_link.client import ADDRESS, REACHED_AT
@@ -294,8 +294,7 @@ class _ElasticRun:
             if now >= look_at:
                 self._look_for_room(conductor, starter)
                 look_at = now + _LOOK_SECONDS
-            waits = [conductor.seconds_to_next(), look_at - now]
-            listen(desk, selector, min(wait for wait in waits if wait is not None))
+            listen(desk, selector, earliest(conductor.seconds_to_next(), look_at - now))
             conductor.pass_time()
 
     def _look_for_room(self, conductor: Conductor, starter: TaskStarter) -> None:

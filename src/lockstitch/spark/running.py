@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import cloudpickle
 
 from lockstitch.attach.logs import ProcessLog
-from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.clock import SYSTEM_CLOCK, earliest
 from lockstitch.errors import CollectiveError, SerializationError, StalledError
 from lockstitch.spark.context import active_context, is_local, wait_for_room
 from lockstitch.spark.desk import Desk, Outputs, RankFailure
@@ -247,8 +247,7 @@ def _reason(failure: RankFailure | None, error: BaseException | None) -> str:
 
 def listen(desk: Desk, selector: selectors.BaseSelector, seconds: float | None) -> None:
     """Handles what has come, after at most so many seconds; None for any time."""
-    waits = [wait for wait in (seconds, desk.server.seconds_to_next()) if wait is not None]
-    for key, _ in selector.select(min(waits, default=None)):
+    for key, _ in selector.select(earliest(seconds, desk.server.seconds_to_next())):
         key.data()
     desk.server.pass_time()
 

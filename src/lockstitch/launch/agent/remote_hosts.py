@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.clock import SYSTEM_CLOCK, earliest, seconds_until
 from lockstitch.launch.agent.remote_host import Common, RemoteHost
 from lockstitch.link.pulse import Pulse
 
@@ -83,10 +83,8 @@ class RemoteHosts:
 
     def seconds_to_next(self) -> float | None:
         """How long until `pass_time` wants to be called; None for never."""
-        waits = [self._common.pulse.seconds_to_next()]
-        if self._common.deadlines:
-            waits.append(max(0.0, min(self._common.deadlines.values()) - SYSTEM_CLOCK.now()))
-        return min((wait for wait in waits if wait is not None), default=None)
+        deadline = min(self._common.deadlines.values(), default=None)
+        return earliest(self._common.pulse.seconds_to_next(), seconds_until(deadline, SYSTEM_CLOCK))
 
     def pass_time(self) -> None:
         """Asks agents for a sign of life, and gives up those that are late."""
