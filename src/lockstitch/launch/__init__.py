@@ -8,6 +8,7 @@
     config.py      what a file may say instead
     placing.py     where and how many workers run, as it says
     tuning.py      the variables that the options set in the workers' environment
+    pipes.py       reading what processes write, in such a loop
     process_loop.py  starting, following and ending processes of this machine
     job.py         a job: workers that are started, followed, shown and ended
     local.py       a job whose workers stand and fall together

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 from contextlib import suppress
-from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from lockstitch.launch.hosts import Slots, parse_discovered
-from lockstitch.launch.process_loop import read_rest
 
 if TYPE_CHECKING:
     import signal
@@ -72,11 +70,9 @@ class Discovery:
             self._next_at = self._clock.now() + _PERIOD_SECONDS
             self._complain(f"{self._script} cannot be run: {error}")
             return
-        pipe = self._process.stdout
-        assert pipe is not None
+        assert self._process.stdout is not None
         self._said.clear()
-        os.set_blocking(pipe.fileno(), False)
-        self._loop.call_when_readable(pipe, partial(self._take, pipe))
+        self._loop.pipes.follow(self._process.stdout, self._said.extend)
         self._loop.call_at_end(self._process.pid, self._note_end)
 
     def signal(self, number: signal.Signals) -> None:
@@ -93,8 +89,7 @@ class Discovery:
         process.returncode = code = os.waitstatus_to_exitcode(wait_status)
         self._next_at = self._clock.now() + _PERIOD_SECONDS
         assert process.stdout is not None
-        read_rest(process.stdout, partial(self._take, process.stdout))
-        self._end_of(process.stdout)
+        self._loop.pipes.finish(process.stdout)
         if code != 0:
             self._complain(f"{self._script} ended with status {code}")
             return
@@ -107,21 +102,6 @@ class Discovery:
         if found != self._known:
             self._known = found
             self.tell(found)
-
-    def _take(self, pipe: IO[bytes]) -> int:
-        try:
-            data = os.read(pipe.fileno(), 1 << 16)
-        except BlockingIOError:
-            return 0
-        self._said += data
-        if not data:
-            self._end_of(pipe)
-        return len(data)
-
-    def _end_of(self, pipe: IO[bytes]) -> None:
-        if not pipe.closed:
-            self._loop.forget(pipe)
-            pipe.close()
 
     def _complain(self, text: str) -> None:
         if text != self._complaint:

@@ -11,17 +11,15 @@ The launcher is one (`job`), and so is its agent on another host (`agent.host_ag
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
 import selectors
 import signal
-import termios
 from contextlib import ExitStack
 from functools import partial
-from typing import IO, TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal
 
-from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.clock import SYSTEM_CLOCK, earliest
+from lockstitch.launch.pipes import Pipes
 from lockstitch.launch.process import child_pids, orphans_adopted
 from lockstitch.launch.stopping import SignalEscalation, announced_signals
 
@@ -38,6 +36,8 @@ class ProcessLoop:
 
     def __init__(self, grace_seconds: float) -> None:
         self.selector = selectors.DefaultSelector()
+        self.pipes = Pipes(self.selector)
+        """Those of workers, and whatever else it is to read."""
         self.resources = ExitStack()
         self.escalation = SignalEscalation(grace_seconds, SYSTEM_CLOCK)
         self._processes: dict[int, WorkerProcess] = {}
@@ -47,9 +47,6 @@ class ProcessLoop:
         self._others: frozenset[int] = frozenset()
         """Children that are not ours to signal or to wait for: this process had them before, or
         they belong to another user."""
-        self._pipes: dict[IO[bytes], Callable[[], object]] = {}
-        """The open pipes of workers, and what is called when there is something to read."""
-        self._is_held = False
 
     # ------------------------------------------------------------ what is different
 
@@ -124,16 +121,7 @@ class ProcessLoop:
                 self.pass_time()
 
     def _timeout(self) -> float | None:
-        waits = (self.escalation.seconds_to_next(), self.seconds_to_next())
-        return min((wait for wait in waits if wait is not None), default=None)
-
-    def call_when_readable(self, source: IO[bytes], callback: Callable[[], object]) -> None:
-        """Has the loop call `callback` whenever there is something to read."""
-        self.selector.register(source, selectors.EVENT_READ, callback)
-
-    def forget(self, source: IO[bytes]) -> None:
-        """Ends `call_when_readable`."""
-        self.selector.unregister(source)
+        return earliest(self.escalation.seconds_to_next(), self.seconds_to_next())
 
     def call_at_end(self, pid: int, callback: Callable[[int], None]) -> None:
         """Has the loop call `callback` with the status that `os.waitpid` gives when this child has
@@ -145,52 +133,15 @@ class ProcessLoop:
     def follow(self, process: WorkerProcess) -> None:
         """Follows the process of a worker from now on."""
         self._processes[process.rank] = process
-        streams: tuple[tuple[StreamName, IO[bytes]], ...]
-        streams = (("stdout", process.stdout), ("stderr", process.stderr))
-        for name, pipe in streams:
-            os.set_blocking(pipe.fileno(), False)
-            self._pipes[pipe] = read = partial(self._read, process.rank, name, pipe)
-            if not self._is_held:
-                self.call_when_readable(pipe, read)
+        self.pipes.follow(process.stdout, partial(self.take_output, process.rank, "stdout"))
+        self.pipes.follow(process.stderr, partial(self.take_output, process.rank, "stderr"))
         self.call_at_end(process.pid, partial(self._note_end, process))
-
-    def hold_output(self, is_held: bool) -> None:
-        """Reads no more of what workers write, so that they will wait; or goes on with it."""
-        if self._is_held != is_held:
-            self._is_held = is_held
-            for pipe, read in self._pipes.items():
-                if is_held:
-                    self.forget(pipe)
-                else:
-                    self.call_when_readable(pipe, read)
-
-    def _read(self, worker: int, name: StreamName, pipe: IO[bytes]) -> int:
-        """Takes what waits in a pipe; returns how many bytes, 0 also when nothing will come any
-        more."""
-        try:
-            chunk = os.read(pipe.fileno(), 1 << 16)
-        except BlockingIOError:
-            return 0
-        if chunk:
-            self.take_output(worker, name, chunk)
-        else:
-            self._close(pipe)
-        return len(chunk)
-
-    def _close(self, pipe: IO[bytes]) -> None:
-        if self._pipes.pop(pipe, None) is not None:
-            if not self._is_held:
-                self.forget(pipe)
-            pipe.close()
 
     def _note_end(self, process: WorkerProcess, wait_status: int) -> None:
         process.note_end(wait_status)
         del self._processes[process.rank]
-        streams: tuple[tuple[StreamName, IO[bytes]], ...]
-        streams = (("stdout", process.stdout), ("stderr", process.stderr))
-        for name, pipe in streams:
-            read_rest(pipe, partial(self._read, process.rank, name, pipe))
-            self._close(pipe)
+        self.pipes.finish(process.stdout)
+        self.pipes.finish(process.stderr)
         self.take_end(process)
 
     # ------------------------------------------------------------ who ended
@@ -223,17 +174,6 @@ class ProcessLoop:
     def _kill_all(self) -> None:
         for process in self._processes.values():
             process.signal(signal.SIGKILL)
-
-
-def read_rest(pipe: IO[bytes], read: Callable[[], int]) -> None:
-    """Has `read` take what waits in the pipe of a process that has ended, unless it is closed. An
-    orphan may hold it open, or even write to it, for ever: what comes from now on is nobody's."""
-    if not pipe.closed:
-        waiting = array.array("i", [0])
-        fcntl.ioctl(pipe.fileno(), termios.FIONREAD, waiting)
-        left = waiting[0]
-        while left > 0 and (count := read()):
-            left -= count
 
 
 def _wait_status(pid: int) -> tuple[int, int] | None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import os
-import threading
+import selectors
 
 from lockstitch.launch.discovery import Discovery
+from lockstitch.launch.pipes import Pipes
 from lockstitch.testing import ManualClock
 
 
@@ -12,9 +13,9 @@ class Loop:
 
     def __init__(self, script):
         self.clock = ManualClock()
-        self.watched, self.at_end = {}, {}
+        self.selector, self.at_end = selectors.DefaultSelector(), {}
+        self.pipes = Pipes(self.selector)
         self.found, self.complaints = [], []
-        self.call_when_readable, self.forget = self.watched.__setitem__, self.watched.pop
         self.call_at_end = self.at_end.__setitem__
         self.discovery = Discovery(str(script), 4, self.clock, self)
         self.discovery.tell = self.found.append
@@ -26,10 +27,10 @@ class Loop:
         process = self.discovery._process
         if process is not None:
             _, status = os.waitpid(process.pid, 0)
-            for callback in list(self.watched.values()):
-                callback()
+            for key, _ in self.selector.select(0):
+                key.data()
             self.at_end.pop(process.pid)(status)
-        assert self.watched == {}
+        assert not self.selector.get_map()
 
 
 def script(folder, text):
@@ -89,11 +90,3 @@ def test_a_script_that_fails_again_and_again_is_heard_once(tmp_path, capfd):
         loop.clock.advance(1.0)
     assert capfd.readouterr().err.count("I fail") == 1
     assert len(loop.complaints) == 1
-
-
-def test_what_a_script_leaves_behind_may_write_for_ever(tmp_path):
-    loop = Loop(script(tmp_path, "echo h1; yes h1 & :"))
-    take = loop.discovery._take
-    loop.discovery._take = lambda pipe: threading.Event().wait(0.01) or take(pipe)
-    loop.turn()
-    assert loop.discovery.seconds_to_next() == 1.0

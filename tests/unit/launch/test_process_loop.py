@@ -107,8 +107,8 @@ def test_signals_to_this_process_are_handled_in_the_loop():
 def test_what_is_held_waits_and_comes_whole_later():
     def look(loop):
         if not loop.ends:
-            loop.hold_output(True)
-            loop.hold_output(False)
+            loop.pipes.hold(True)
+            loop.pipes.hold(False)
 
     size = 1 << 18
     loop = Loop(f"import sys; sys.stdout.write('x' * {size})", look)
@@ -123,7 +123,7 @@ def test_workers_that_wait_for_a_reader_end_all_the_same():
     def look(loop):
         if not held:
             held.append(True)
-            loop.hold_output(True)
+            loop.pipes.hold(True)
             loop.escalation.begin(signal.SIGKILL, 0)
 
     loop.look = look

@@ -65,7 +65,7 @@ class HostAgent(ProcessLoop):
         super().__init__(GRACE_SECONDS)
         self._lines = Lines(self.selector, incoming, outgoing, self._take, self._lose_launcher)
         self._lines.on_empty = lambda: self._lines.send(b"")
-        self._lines.on_written = lambda: self.hold_output(False)
+        self._lines.on_written = lambda: self.pipes.hold(False)
         self._setup = Begin((), "", GRACE_SECONDS, 0)
         self._inherited: dict[str, str] = {}
         self._memory_kills = MemoryKills()
@@ -142,7 +142,7 @@ class HostAgent(ProcessLoop):
     def take_output(self, worker: int, stream: StreamName, chunk: bytes) -> None:
         self._tell(Output(worker, stream, chunk.decode("latin-1")))
         if self._lines.kept_bytes > _MOST_KEPT_BYTES:
-            self.hold_output(True)
+            self.pipes.hold(True)
 
     def take_end(self, process: WorkerProcess) -> None:
         code = process.exit_code or 0

@@ -152,8 +152,7 @@ class RemoteHost:
         client.stdin.close()
         self.lines = Lines(common.loop.selector, incoming, outgoing, self._take, lambda: None)
         self.lines.write(script)
-        os.set_blocking(self._stderr.fileno(), False)
-        common.loop.call_when_readable(self._stderr, self._read_stderr)
+        common.loop.pipes.follow(self._stderr, self._take_stderr)
         common.loop.call_at_end(client.pid, self._note_end)
 
     def __repr__(self) -> str:
@@ -284,21 +283,9 @@ class RemoteHost:
         self._tail.add(line)
         self._listener.note(f"host {self.name}: {line.decode(errors='replace')}")
 
-    def _read_stderr(self) -> bool:
-        try:
-            chunk = os.read(self._stderr.fileno(), 1 << 16)
-        except BlockingIOError:
-            return False
+    def _take_stderr(self, chunk: bytes) -> None:
         for line in self._stderr_lines.feed(chunk):
             self._remark(line)
-        if not chunk:
-            self._close_stderr()
-        return bool(chunk)
-
-    def _close_stderr(self) -> None:
-        if not self._stderr.closed:
-            self._common.loop.forget(self._stderr)
-            self._stderr.close()
 
     # ------------------------------------------------------------ its end
 
@@ -307,11 +294,9 @@ class RemoteHost:
         # Somebody may hold the pipes open for ever: take what is there, await no end.
         while self.lines.read():
             pass
-        while not self._stderr.closed and self._read_stderr():
-            pass
+        self._common.loop.pipes.finish(self._stderr)
         if rest := self._stderr_lines.flush():
             self._remark(rest)
-        self._close_stderr()
         self.lines.close()
         self.is_closing = True
         self._common.deadlines.pop(self, None)

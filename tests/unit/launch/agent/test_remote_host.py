@@ -27,6 +27,7 @@ from lockstitch.launch.agent.messages import (
     Started,
 )
 from lockstitch.launch.agent.remote_host import Common, RemoteHost
+from lockstitch.launch.pipes import Pipes
 from lockstitch.link.pulse import Pulse
 from lockstitch.testing import ManualClock
 
@@ -57,16 +58,11 @@ class Loop:
 
     def __init__(self):
         self.selector = selectors.DefaultSelector()
+        self.pipes = Pipes(self.selector)
         self.at_end, self.notes, self.outputs, self.ended = {}, [], [], []
         self.call_at_end = self.at_end.__setitem__
         self.note = self.notes.append
         self.take_end_elsewhere = self.ended.append
-
-    def call_when_readable(self, source, callback):
-        self.selector.register(source, selectors.EVENT_READ, callback)
-
-    def forget(self, source):
-        self.selector.unregister(source)
 
     def take_output(self, *output):
         self.outputs.append(output)
