@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -181,7 +182,9 @@ class RemoteInitiator:
         self._options = options
         self._has_asked = False
         self._is_listened_to = False
+        self._lock = threading.Lock()
         self._listening: Listening | None = None
+        self._has_ended = False
 
     def report(
         self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool = False
@@ -208,8 +211,12 @@ class RemoteInitiator:
 
     def begin_to_wait(self) -> None:
         """See `Conductor.begin_to_wait`."""
-        if self._listening is None:
-            self._listening = Listening(self._worker.agent)
+        with self._lock:
+            if self._listening is None:
+                listening = Listening(self._worker.agent)
+                if self._has_ended:
+                    listening.end(failed=False)
+                self._listening = listening
 
     def end_wait(self) -> None:
         """The thread pool reads what the initiator pushes from now on."""
@@ -218,6 +225,8 @@ class RemoteInitiator:
 
     def end(self, failed: bool) -> None:
         """See `Conductor.end`."""
+        with self._lock:
+            self._has_ended = True
         if self._listening is not None:
             self._listening.end(failed)
 

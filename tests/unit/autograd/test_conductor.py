@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
+from lockstitch.autograd import conductor as conductors
 from lockstitch.autograd.conductor import LONG_WAIT_SECONDS, PassOptions, RemoteInitiator
 from lockstitch.autograd.listening import Sleeper
 from lockstitch.errors import ConnectionLostError, PeerDiedError
@@ -117,3 +119,40 @@ def test_a_run_does_not_listen_to_an_initiator_that_cannot_be_called():
     conductor._worker.agent.listen = listen
     conductor.begin_to_wait()
     assert not conductor.listens_to(INITIATOR)
+
+
+class _Listens:
+    made: list[_Listens]
+
+    def __init__(self, _messaging):
+        threading.Event().wait(0.02)  # so that another run comes to the same step
+        self.has_ended = False
+        self.made.append(self)
+
+    def end(self, failed):
+        self.has_ended = True
+
+
+@pytest.fixture
+def listenings(monkeypatch):
+    _Listens.made = []
+    monkeypatch.setattr(conductors, "Listening", _Listens)
+    return _Listens.made
+
+
+def test_runs_that_begin_to_wait_at_once_listen_together(listenings):
+    conductor, _ = distant()
+    threads = [threading.Thread(target=conductor.begin_to_wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    conductor.end(failed=False)
+    assert [each.has_ended for each in listenings] == [True]
+
+
+def test_a_run_that_begins_to_wait_when_the_pass_is_over_does_not_listen(listenings):
+    conductor, _ = distant()
+    conductor.end(failed=False)
+    conductor.begin_to_wait()
+    assert [each.has_ended for each in listenings] == [True]

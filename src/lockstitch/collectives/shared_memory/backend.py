@@ -197,7 +197,7 @@ class SharedMemoryBackend:
     def abandon(self) -> None:
         """Called in a forked child: the session is the parent's."""
         self._is_abandoned = True
-        self._wakeups.close()
+        self._wakeups.abandon()
 
     def _check_process(self) -> None:
         if self._is_abandoned:

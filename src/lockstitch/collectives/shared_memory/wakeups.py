@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import threading
 from typing import TYPE_CHECKING
 
 from lockstitch.memory.doorbell import Doorbell
@@ -33,6 +34,9 @@ class Wakeups:
         for descriptor in self._pidfds:
             self._poll.register(descriptor, select.POLLIN)
         self._is_closed = False
+        self._closing = threading.Lock()
+        """Held while a descriptor is written to, or all are given back: a number that has been
+        given back may be another file's."""
 
     @property
     def is_asleep(self) -> bool:
@@ -73,20 +77,24 @@ class Wakeups:
     def wake(self, ranks: Sequence[int]) -> None:
         """Something was written for `ranks`: wakes those of them that sleep."""
         for rank in self._doorbell.sleepers(ranks):
-            if not self._is_closed:
-                _signal(self._known.eventfds[rank])
+            self._signal(rank)
 
     def wake_own(self) -> None:
         """Wakes the thread of this process that sleeps."""
-        if not self._is_closed:
-            _signal(self._known.eventfds[self._rank])
+        self._signal(self._rank)
 
     def close(self) -> None:
         """Gives the descriptors back; nobody may sleep any more. Harmless when repeated."""
+        with self._closing:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes a forked child's copies."""
         self._is_closed = True
         self._known.close()
 
-
-def _signal(descriptor: int) -> None:
-    with contextlib.suppress(BlockingIOError):  # nobody has looked 2**64 times
-        os.eventfd_write(descriptor, 1)
+    def _signal(self, rank: int) -> None:
+        with self._closing:
+            if not self._is_closed:
+                with contextlib.suppress(BlockingIOError):  # nobody has looked 2**64 times
+                    os.eventfd_write(self._known.eventfds[rank], 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,3 +76,24 @@ def test_end_of_a_rank_that_said_goodbye_is_no_death(wakeups: Wakeups, child: in
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert sleep(wakeups, 0) == []
     assert not wakeups.is_watched(1)
+
+
+def test_nothing_is_written_to_a_descriptor_that_was_given_back(
+    wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By who wakes another while this rank's session is closed: its number may be a file's."""
+    has_begun, closers = threading.Event(), []
+    write = os.eventfd_write
+
+    def close_first(descriptor: int, number: int) -> None:
+        if not has_begun.is_set():
+            has_begun.set()
+            closers.append(threading.Thread(target=wakeups.close))
+            closers[0].start()
+            closers[0].join(0.1)
+        write(descriptor, number)  # an `OSError` where it is closed
+
+    monkeypatch.setattr(os, "eventfd_write", close_first)
+    wakeups.wake_own()
+    closers[0].join()
+    wakeups.wake_own()
