@@ -37,10 +37,13 @@ classes are for what happens on the way.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.interrupts import may_be_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -281,45 +284,55 @@ def _is_of_lost_peer(error: BaseException) -> bool:
 
 
 def copy_of(error: BaseException) -> BaseException:
-    """A copy to be raised in place of an error that is kept.
+    """A copy to be raised in place of an error that is kept; itself, where none can be made.
 
     What is raised collects the frames that it passes, and so keeps alive whatever they hold, for
     as long as it lives itself.
     """
-    copy = _blank_copy(error)
-    copy.__dict__.update(error.__dict__)
-    if "__notes__" in copy.__dict__:
-        copy.__notes__ = list(error.__notes__)  # type: ignore[attr-defined]
-    copy.__cause__ = error.__cause__
-    copy.__context__ = error.__context__
-    copy.__suppress_context__ = error.__suppress_context__
-    return copy.with_traceback(error.__traceback__)
+    try:
+        copy = _blank_copy(error)
+        copy.__dict__.update(error.__dict__)
+        if "__notes__" in copy.__dict__:
+            set_attribute(copy, "__notes__", list(copy.__dict__["__notes__"]))
+        set_attribute(copy, "__cause__", error.__cause__)
+        set_attribute(copy, "__context__", error.__context__)
+        set_attribute(copy, "__suppress_context__", error.__suppress_context__)
+        return copy.with_traceback(error.__traceback__)
+    except Exception:  # noqa: BLE001 - whatever the attributes of a program's error do
+        return error
 
 
-def text_of(error: BaseException) -> str:
+def set_attribute(error: BaseException, name: str, value: object) -> None:
+    """Sets what every exception has, whatever a `__setattr__` of its class says to that, as that of
+    a frozen dataclass does."""
+    BaseException.__setattr__(error, name, value)
+
+
+def text_of(error: object) -> str:
     """What an error says. One that fails at that must not keep anybody waiting."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - whatever a __str__ of a program raises
+    except BaseException as raised:
+        if may_be_interrupt(raised):
+            raise
         return "(its text cannot be shown)"
 
 
-def repr_of(error: BaseException) -> str:
-    """… and what it is."""
+def repr_of(error: object) -> str:
+    """… and what it is; an error, or another object of a program."""
     try:
         return repr(error)
-    except Exception:  # noqa: BLE001 - likewise
+    except BaseException as raised:
+        if may_be_interrupt(raised):
+            raise
         return f"{type(error).__qualname__} {text_of(error)}"
 
 
 def add_note(error: BaseException, note: str) -> None:
     """Says more of an error that stays what it is. Python prints it below the error's text, but for
     Python 3.10: see `format_error`."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        notes = [*getattr(error, "__notes__", ()), note]
-        error.__notes__ = notes  # type: ignore[attr-defined]
+    with contextlib.suppress(Exception):  # whatever the attributes of a program's error do
+        set_attribute(error, "__notes__", [*getattr(error, "__notes__", ()), note])
 
 
 def format_error(error: BaseException, begin: TracebackType | None) -> str:
@@ -352,10 +365,16 @@ def _blank_copy(error: BaseException) -> BaseException:
                 _, args, *states = reduce(error)
                 copy = base.__new__(cls, *args)
                 base.__init__(copy, *args)  # type: ignore[misc]
-            except TypeError:  # of several builtin bases only one can make it
+            except (TypeError, ValueError):  # of several builtin bases only one can make it
                 continue
-            for name, value in dict(*states).items():
+            for name, value in {**dict(*states), **_in_slots(error)}.items():
                 if name not in error.__dict__:  # such as the module of an `ImportError`
-                    setattr(copy, name, value)
+                    set_attribute(copy, name, value)
             return copy
     return error
+
+
+def _in_slots(error: BaseException) -> dict[str, Any]:
+    """What an error keeps in slots that its classes have named."""
+    named = [name for cls in type(error).__mro__ for name in cls.__dict__.get("__slots__", ())]
+    return {name: getattr(error, name) for name in named if hasattr(error, name)}

@@ -18,10 +18,10 @@ Other threads are never interrupted; they keep to the same law since any thread 
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     from typing_extensions import TypeVarTuple, Unpack
@@ -63,6 +63,14 @@ def when_free(
         if held:
             lock.release()
     return bool(held)
+
+
+def may_be_interrupt(error: BaseException) -> bool:
+    """Whether an error that came up while an object of a program was asked for something may be one
+    that a signal has brought about, and goes on: those come to the main thread. Elsewhere, or where
+    it is an `Exception`, it is the object's own, and must keep nobody waiting."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and not isinstance(error, Exception)
 
 
 def take(lock: threading.Lock, held: list[bool], seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import pickle
 import re
@@ -125,6 +126,29 @@ def test_a_copy_says_all_that_the_error_says() -> None:
     assert (missing.filename, str(missing)) == ("/here", "[Errno 2] No such file: '/here'")
     module = errors.copy_of(ModuleNotFoundError("No module named 'a'", name="a", path="b"))
     assert (module.name, module.path, str(module)) == ("a", "b", "No module named 'a'")
+
+
+class SlottedError(Exception):
+    __slots__ = ("code", "unset")
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    what: str
+
+
+def test_a_copy_has_what_is_in_slots_and_what_may_not_be_set() -> None:
+    slotted, frozen = SlottedError("words"), FrozenError("words")
+    slotted.code = 7
+    cause = ValueError("cause")
+    for error in (slotted, frozen):
+        errors.set_attribute(error, "__cause__", cause)
+        errors.add_note(error, "note")
+        copy = errors.copy_of(error)
+        assert copy is not error
+        assert (copy.args, copy.__cause__, copy.__notes__) == (error.args, cause, ["note"])
+    assert errors.copy_of(slotted).code == 7  # type: ignore[attr-defined]
+    assert errors.copy_of(frozen).what == "words"  # type: ignore[attr-defined]
 
 
 class SaysNothingError(Exception):

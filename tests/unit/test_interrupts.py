@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lockstitch.interrupts import if_free, take, when_free
+from lockstitch.interrupts import if_free, may_be_interrupt, take, when_free
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 
 
@@ -59,3 +59,16 @@ def test_what_the_task_raises_frees_the_lock():
     with pytest.raises(ZeroDivisionError):
         if_free(lock, divmod, 1, 0)
     assert not lock.locked()
+
+
+def test_only_in_the_main_thread_an_error_may_be_an_interrupt():
+    found = []
+
+    def look():
+        found.extend(map(may_be_interrupt, (KeyboardInterrupt(), SystemExit(), ValueError())))
+
+    look()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [True, True, False, False, False, False]

@@ -228,7 +228,10 @@ class Passes:
         if initiator is not None:
 
             def fail() -> None:
-                error = remote_errors.from_payload(message.body, self._messaging.allowed)
+                try:
+                    error = remote_errors.from_payload(message.body, self._messaging.allowed)
+                except Exception as unreadable:  # noqa: BLE001 - raised by `backward`
+                    error = unreadable
                 initiator.fail(error, sender, message.text)
 
             self._messaging.spawn(fail)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.errors import CallbackError, add_note, print_error, text_of
+from lockstitch.errors import CallbackError, add_note, print_error, repr_of, set_attribute, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def error_of(callback: Callable[[Any], object], error: BaseException) -> BaseExc
     )
     where = f":\n{lines.rstrip()}" if lines else ""
     add_note(error, f"raised in {_name_of(callback)}, a callback of a future{where}")
-    error.__traceback__ = None
+    set_attribute(error, "__traceback__", None)
     if isinstance(error, RuntimeError) or not isinstance(error, Exception):
         return error
     # The words are torch's.
@@ -58,4 +58,4 @@ def error_of(callback: Callable[[Any], object], error: BaseException) -> BaseExc
 
 
 def _name_of(callback: object) -> str:
-    return str(getattr(callback, "__qualname__", None) or repr(callback))
+    return str(getattr(callback, "__qualname__", None) or repr_of(callback))

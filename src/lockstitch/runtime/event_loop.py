@@ -114,7 +114,7 @@ class Running(Outcome):
             self.end(None, asyncio.CancelledError())
         else:
             error = task.exception()
-            self.end(None if error else task.result(), error)
+            self.end(task.result() if error is None else None, error)
 
     def frames(self) -> list[FrameType]:
         """Returns the frames of the coroutine and of what it awaits, the outermost first; from any

@@ -298,7 +298,8 @@ class Invocation:
         try:
             value, error = future.value(), None
         except CallbackError as raised:  # the caller gets what its function has raised, as ever
-            value, error = None, raised.__cause__ or raised
+            cause = raised.__cause__
+            value, error = None, raised if cause is None else cause
         except BaseException as raised:  # noqa: BLE001 - raised where the caller waits
             value, error = None, raised
             if self._coroutine is not None and not isinstance(raised, CancelledError):

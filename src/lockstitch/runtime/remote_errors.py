@@ -20,9 +20,11 @@ from lockstitch.errors import (
     RemoteProtocolError,
     add_note,
     format_error,
+    set_attribute,
     text_of,
 )
 from lockstitch.imports import loads
+from lockstitch.interrupts import may_be_interrupt
 from lockstitch.wire.unpickling import load_plain
 
 if TYPE_CHECKING:
@@ -67,8 +69,9 @@ def describe(error: BaseException, worker: str) -> Described:
     if isinstance(error, Exception):
         try:
             pickled = _dumps(error)
-        except Exception:  # noqa: BLE001 - whatever a __reduce__ may raise: then it goes as text
-            pickled = None
+        except BaseException as raised:  # whatever a __reduce__ may raise: then it goes as text
+            if may_be_interrupt(raised):
+                raise
     return worker, kind.__qualname__, text_of(error), text, pickled
 
 
@@ -113,14 +116,16 @@ def rebuild(described: Described, allowed: Registry | None = None) -> BaseExcept
     if pickled is not None:
         try:
             error = _load(pickled, allowed)
-        except Exception as problem:  # noqa: BLE001 - constructors of exceptions raise anything
+        except BaseException as problem:  # constructors of exceptions raise anything
+            if may_be_interrupt(problem):
+                raise
             said = f"{type(problem).__name__}: {text_of(problem)}"
             reason = f"Exception was not rebuilt here ({said}). "
     if isinstance(error, Exception):
         if _FRAME in text:  # else there is nothing in it but the error once more
             # Python 3.10 does not print the note.
             named = text if hasattr(error, "add_note") else f"On worker {worker!r}:\n{text}"
-            error.__cause__ = RemoteTraceback(named)
+            set_attribute(error, "__cause__", RemoteTraceback(named))
         add_note(error, f"raised on worker {worker!r}")
         return error
     return RemoteError(

@@ -365,8 +365,9 @@ class _Runner:
             f"pass of micro-batch {action.micro_batch}, for which it was given "
             f"{_described(given)}"
         )
-        if type(error).__module__ == "builtins" and not isinstance(error, (KeyError, OSError)):
-            error.args = (f"{where}: {text_of(error)}",)
+        # Where all that it has is its text.
+        if type(error).__module__ == "builtins" and error.args == (text_of(error),):
+            error.args = (f"{where}: {error.args[0]}",)
         else:
             add_note(error, f"in {where}")
         return error

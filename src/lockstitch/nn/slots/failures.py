@@ -10,8 +10,9 @@ from typing import Any
 
 import cloudpickle
 
-from lockstitch.errors import add_note, format_error, text_of
+from lockstitch.errors import add_note, format_error, set_attribute, text_of
 from lockstitch.imports import loads
+from lockstitch.interrupts import may_be_interrupt
 from lockstitch.runtime.remote_errors import RemoteTraceback
 
 
@@ -33,7 +34,7 @@ class Failure:
         """The exception to raise at the caller."""
         story = f"Caught {self.kind} in {self.slot}.\nOriginal {self.text}"
         error = self.original if self.original is not None else self._rebuild(story)
-        error.__cause__ = RemoteTraceback(story)
+        set_attribute(error, "__cause__", RemoteTraceback(story))
         add_note(error, f"raised in {self.slot}")
         return error
 
@@ -47,7 +48,9 @@ class Failure:
                     if isinstance(error, Exception):
                         return error
                 return kind(story)  # type: ignore[no-any-return]
-            except Exception:  # noqa: BLE001 - constructors of users' exceptions raise anything
+            except BaseException as raised:  # constructors of users' exceptions raise anything
+                if may_be_interrupt(raised):
+                    raise
                 return RuntimeError(story)
         return RuntimeError(story)
 
@@ -66,10 +69,10 @@ def describe(error: BaseException, slot: str, *, crosses: bool) -> Failure:
 
 
 def _dumps(value: object) -> bytes | None:
-    try:
-        return pickle.dumps(value, 5)
-    except Exception:  # noqa: BLE001 - whatever a __reduce__ raises: then by value, or not at all
+    for dumps in (pickle.dumps, cloudpickle.dumps):
         try:
-            return cloudpickle.dumps(value, 5)  # type: ignore[no-any-return]
-        except Exception:  # noqa: BLE001 - the text goes in any case
-            return None
+            return dumps(value, 5)
+        except BaseException as raised:  # whatever a __reduce__ raises: the text goes in any case
+            if may_be_interrupt(raised):
+                raise
+    return None

@@ -22,7 +22,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.errors import RpcError
+from lockstitch.errors import RpcError, repr_of
 from lockstitch.modes import Modes
 from lockstitch.runtime.call_spans import CALL_SPANS
 from lockstitch.runtime.functions import as_called
@@ -279,7 +279,7 @@ def _open(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     close = getattr(iterator, "close", None)
     if hasattr(iterator, "__await__") and close is not None:
         close()  # a coroutine that nobody will run
-    name = getattr(function, "__qualname__", repr(function))
+    name = getattr(function, "__qualname__", None) or repr_of(function)
     advice = "a call by rpc_sync or rpc_async returns that" + (
         ", once it is there" if isinstance(iterator, PlainFuture) else ""
     )

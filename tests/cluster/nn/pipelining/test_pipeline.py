@@ -306,6 +306,22 @@ def test_shapes_that_do_not_fit_are_told_with_the_stage_and_both_shapes(cluster)
     assert "2x4 and 5x2" in told
 
 
+class Undecodable(nn.Module):
+    def forward(self, x):
+        bytes([255]).decode()
+        return x
+
+
+def test_an_error_that_has_more_than_its_text_arrives_whole_and_is_told_where(cluster):
+    pipeline = Pipeline(remote([nn.Linear(3, 3), Undecodable()]), chunks=2)
+    with autograd.context() as context_id, pytest.raises(UnicodeDecodeError) as caught:
+        pipeline.step(context_id, torch.ones(4, 3), loss_fn=torch.sum)
+    assert (caught.value.encoding, caught.value.start) == ("utf-8", 0)
+    assert "in stage 1 of 2 (numbered from 0), on worker 'b', in the forward" in "".join(
+        caught.value.__notes__
+    )
+
+
 class Fails(nn.Module):
     """Raises in one of its passes."""
 
