@@ -1,12 +1,14 @@
 """Allreduces between hosts, beside Gloo in the same processes.
 
-    python -m benchmarks.between_hosts [--only "2 x 1"] [--seconds 4] [--unshaped]
+    python -m benchmarks.between_hosts [--only "2 x 1"] [--seconds 4] [--unshaped] [--apart]
 
 Hosts are network namespaces with wires of 1 Gb/s and 0.2 ms (`benchmarks.wires`), `hosts x ranks`
 of them. The two libraries take turns of a fraction of a second; the figures are medians on rank 0,
 in milliseconds. *Share* of the link, ours and Gloo's: what the bits would take that each host must
 send at least, 2 (H-1)/H of the tensor, as a part of what it took; TCP over packets of 1,500 bytes
-reaches .95. The job has a secret, so the ranks' messages are authenticated.
+reaches .95. The job has a secret, so the ranks' messages are authenticated. All hosts have the
+processors of this machine in common, and the kernel may leave ranks of two of them on one for long
+times; with `--apart` each host has some for itself, as real ones do.
 """
 
 from __future__ import annotations
@@ -75,21 +77,22 @@ def main() -> None:
     parser.add_argument("--case", default="", help="cases whose names contain this")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each case")
     parser.add_argument("--unshaped", action="store_true", help="as quick as the kernel can")
+    parser.add_argument("--apart", action="store_true", help="hosts share no processors")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_arguments: sys.exit(1))  # takes the hosts along
     print(f"{'hosts x ranks':20}{'case':20}{'ours':>9}{'Gloo':>9}{'ours / Gloo':>13}{'share':>13}")
     for place in UNSHAPED if arguments.unshaped else SHAPED:
         if arguments.only in place.name:
             cases = [case for case in CASES if arguments.case in case.name]
-            _measure(place, cases, arguments.seconds)
+            _measure(place, cases, arguments.seconds, arguments.apart)
 
 
-def _measure(place: Place, cases: list[Case], seconds: float) -> None:
+def _measure(place: Place, cases: list[Case], seconds: float, is_apart: bool) -> None:
     secret = secrets.token_hex(32)
     with Hosts(place.hosts, place.wire) as hosts:
         size = place.hosts * place.ranks
         where = (hosts, place.ranks, secret)
-        with processes(size, _rank_measures, where, (cases, seconds)) as pipes:
+        with processes(size, _rank_measures, where, (cases, seconds, is_apart)) as pipes:
             for case in cases:
                 ours, gloo = pipes[0].recv()
                 share = ""
@@ -107,12 +110,15 @@ def _rank_measures(
     file: str,
     pipe,
     where: tuple[Hosts, int, str],
-    what: tuple[list[Case], float],
+    what: tuple[list[Case], float, bool],
 ) -> None:
     hosts, per_host, secret = where
-    cases, seconds = what
+    cases, seconds, is_apart = what
     host = rank // per_host
     hosts.enter(host)
+    if is_apart:
+        count = size // per_host
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[host % count :: count])
     os.environ["GLOO_SOCKET_IFNAME"] = "wire"
     os.environ["LOCKSTITCH_SECRET"] = secret
     torch.set_num_threads(1)

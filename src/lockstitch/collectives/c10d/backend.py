@@ -13,11 +13,12 @@ import contextlib
 import threading
 import time
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from lockstitch.collectives.c10d import riding
+from lockstitch.collectives.c10d.ahead import Claims
 from lockstitch.collectives.c10d.beginning import Beginning, in_thread
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
@@ -53,11 +54,20 @@ if TYPE_CHECKING:
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet, ProcessSets
     from lockstitch.collectives.request_cache import CachedRequest
+    from lockstitch.collectives.requests import Request
 
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 1.0
 _ANSWER_SECONDS = 1.0
 _LOOKS_FOR_ANSWER = 20
+
+
+class _SendAhead(NamedTuple):
+    """For the thread that performs orders: see `GroupOperations.send_ahead`."""
+
+    request: Request
+    number: int
+    process_set: ProcessSet
 
 
 class CoordinatorLink(Protocol):
@@ -110,18 +120,18 @@ class C10dBackend:
         self._told_sets = {GLOBAL_SET}
         """Of which process sets rank 0 knows the ranks."""
         self._allowance = riding.Allowance(riding_bytes)
-        self._performer = OrderPerformer(groups, sets, pending, self._allowance.release)
+        self._claims = Claims()
+        self._performer = OrderPerformer(groups, sets, pending, self._let_go)
         self._stream = self._performer.stream
         self._side_operations = self._performer.side_operations
         self._under_way = self._performer.under_way
         self._joining: Handle[Any] | None = None
         self._missing: dict[int, tuple[int, ...]] = {}
-        self._orders: SimpleQueue[Message | None] = SimpleQueue()
+        self._orders: SimpleQueue[Message | _SendAhead | None] = SimpleQueue()
         self._submitting = threading.Lock()
         self._content_bytes = 0
         """Of the tensors that this rank has sent with its submissions."""
-        self._is_closed = False
-        self._is_abandoned = False
+        self._is_closed = self._is_abandoned = False
         self._beginning = Beginning(0 if only_for is None else only_for.ranks[0], pending)
         self._knows_why = threading.Event()
         """Set when a rank was lost, or this one ends: what fails then fails for that reason."""
@@ -193,7 +203,13 @@ class C10dBackend:
                 self._link.tell(Define(cached.number, process_set.id, ranks, described))
                 self._told[cached.number] = cached
             self._content_bytes += len(content)
-            self._link.tell(Submit(cached.number, content))
+            ahead = 0
+            if not content and self._groups.may_send_ahead(request, process_set):
+                ahead = self._claims.claim(cached.number)
+            if ahead:
+                # Before the word that it does: whatever interrupts this thread, it will.
+                self._orders.put(_SendAhead(request, ahead, process_set))
+            self._link.tell(Submit(cached.number, content, ahead))
 
     def join(self) -> None:
         """This rank has joined, as the session's backend is told; that says, too, when all have."""
@@ -347,12 +363,22 @@ class C10dBackend:
         if not self._knows_why.is_set():
             self._link.tell(Fail(str(error)))
 
-    def _obey(self, message: Message) -> None:
-        if isinstance(message, Order):
-            self._performer.perform_together(message.numbers)
+    def _let_go(self, number: int) -> None:
+        self._allowance.release(number)
+        self._claims.release(number)
+
+    def _obey(self, message: Message | _SendAhead) -> None:
+        if isinstance(message, _SendAhead):
+            self._groups.send_ahead(*message)
+        elif isinstance(message, Order):
+            for number in message.numbers:
+                self._claims.learn(number, is_likely=message.is_likely)
+            self._performer.perform_together(message.numbers, message.sent)
         elif isinstance(message, Detailed):
+            self._claims.learn(message.number, is_likely=False)
             self._performer.perform_detailed(message)
         elif isinstance(message, Refused):
+            self._claims.learn(message.number, is_likely=False)
             handle = self._performer.take(message.number)
             self._side_operations.pop(message.number, None)
             refusal = Refuse(handle.name, {}, message.objection, message.text)

@@ -4,26 +4,28 @@
 
 Nothing here waits for one connection alone: what can leave leaves, what has come is taken in, each
 into the memory where it is wanted, and only where nothing moves the thread sleeps, until a
-connection can go on. Who sends ahead for the next exchange is not read before that has begun.
+connection can go on. Who sends for the next exchange is not read before that has begun. A frame
+that went ahead of its order (`ahead`) has its own number in the place of the exchange's.
 """
 
 from __future__ import annotations
 
 import select
 import struct
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from lockstitch.collectives.c10d.exchange import Frame
+from lockstitch.collectives.c10d.exchange import AHEAD, MOST_CHUNK_BYTES, PART, Frame
 from lockstitch.collectives.c10d.peer_connections import LEAST_SILENCE_SECONDS
 from lockstitch.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from lockstitch.clock import Clock
+    from lockstitch.collectives.c10d.ahead import AheadOnLine
     from lockstitch.collectives.c10d.exchange import Exchange
     from lockstitch.transport.stream import StreamConnection
 
@@ -40,30 +42,54 @@ class PeerFailedError(RuntimeError):
         self.position = position
 
 
+class PeerLine(NamedTuple):
+    """The connection to another rank, with what has gone ahead over it."""
+
+    stream: StreamConnection
+    ahead: AheadOnLine
+
+
+def send_ahead(line: PeerLine, set_id: int, number: int, part: torch.Tensor) -> None:
+    """Sends a part of the first chunk of an exchange under that number, as much of it as there is
+    room for. Where the connection has failed the exchange, if there is one, will say so."""
+    unsent = line.ahead.unsent
+    header = _HEADER.pack(set_id, number, AHEAD, 0, part.nbytes)
+    unsent += [memoryview(header), _bytes_of(part)]
+    with ExitStack() as stack:
+        stack.callback(line.stream.unwatch)
+        if line.stream.watch() >= 0:
+            stack.enter_context(suppress(ConnectionError))
+            _send_some(line.stream, unsent)
+    # The tensor is its owner's again before the rest has left.
+    unsent[:] = [memoryview(bytes(each)) for each in unsent]
+
+
 def transfer(  # noqa: PLR0913 - all that it works with
     exchange: Exchange,
     name: tuple[int, int],
     chunks: Iterable[torch.Tensor],
-    streams: Mapping[int, StreamConnection],
+    lines: Mapping[int, PeerLine],
     clock: Clock,
     *,
+    sent: Sequence[int] = (),
     timeout_seconds: float,
     silence_seconds: float,
 ) -> Iterator[torch.Tensor]:
     """Reduces each of the chunks in place, and yields it when that is done.
 
-    `name`: of the exchange, a process set and a number in it. `streams`: the connections, by
-    position. Raises `PeerFailedError` where one has ended, nothing at all moves for
-    `timeout_seconds`, or a host has acknowledged nothing for `silence_seconds` (0: however long).
+    `name`: of the exchange, a process set and a number in it. `lines`: the connections, by
+    position; `sent`: the numbers under which all have sent ahead, by position. Raises
+    `PeerFailedError` where a connection has ended, nothing at all moves for `timeout_seconds`, or a
+    host has acknowledged nothing for `silence_seconds` (0: however long).
     """
     with ExitStack() as stack:
         ends = []
-        for other, stream in streams.items():
-            stack.callback(stream.unwatch)
-            descriptor = stream.watch()
+        for other, line in lines.items():
+            stack.callback(line.stream.unwatch)
+            descriptor = line.stream.watch()
             if descriptor < 0:
                 raise PeerFailedError(other, "the connection is closed")
-            ends.append(_End(other, stream, descriptor, exchange, name))
+            ends.append(_End(other, line, descriptor, exchange, name, sent[other] if sent else 0))
         waiting = _Waiting(ends, clock, timeout_seconds, silence_seconds)
         remaining = iter(chunks)
         while not exchange.is_over:
@@ -83,13 +109,16 @@ class _End:
     def __init__(
         self,
         other: int,
-        stream: StreamConnection,
+        line: PeerLine,
         descriptor: int,
         exchange: Exchange,
         name: tuple[int, int],
+        wanted: int,
     ) -> None:
         self.other = other
-        self.stream = stream
+        self.stream, self._ahead = line
+        self._wanted = wanted
+        """The number of what the other has sent ahead of this exchange; 0 where that is nothing."""
         self.descriptor = descriptor
         self._exchange = exchange
         self._name = name
@@ -106,10 +135,12 @@ class _End:
         """What is coming before that."""
         self._content = self._header[:0]
         """What is missing of its content."""
+        if wanted:
+            self._take_kept()
 
     def events(self) -> int:
         """Returns what it waits for, in the words of `select.poll`."""
-        events = select.POLLOUT if self._outgoing else 0
+        events = select.POLLOUT if self._ahead.unsent or self._outgoing else 0
         if self._exchange.frames_to_come(self.other):
             self.stream.await_bytes(min(len(self._content or self._head), _MOST_AWAITED_BYTES))
             events |= select.POLLIN
@@ -125,7 +156,7 @@ class _End:
         are few calls of the system: after each the thread may wait for the interpreter's lock."""
         has_moved = False
         try:
-            while self._has_room and self._outgoing:
+            while self._has_room and (self._ahead.unsent or self._outgoing):
                 self._send()
                 has_moved = True
             while self._has_more and self._exchange.frames_to_come(self.other):
@@ -135,18 +166,28 @@ class _End:
             raise PeerFailedError(self.other, error) from error
         return has_moved
 
+    def _take_kept(self) -> None:
+        try:
+            if (kept := self._ahead.take(self._wanted)) is not None:
+                frame = self._first_part(kept.nbytes)
+                frame.content.view(torch.uint8).copy_(kept)
+                self._exchange.has_come(self.other, frame)
+        except ProtocolError as error:
+            raise PeerFailedError(self.other, error) from error
+
+    def _first_part(self, nbytes: int) -> Frame:
+        return Frame(PART, 0, self._exchange.space(self.other, PART, 0, nbytes))
+
     def _send(self) -> None:
+        if self._ahead.unsent:
+            self._has_room = _send_some(self.stream, self._ahead.unsent)
+            return
         if not self._unsent:
             kind, chunk, content = self._outgoing[0]
             header = _HEADER.pack(*self._name, kind, chunk, content.nbytes)
             self._unsent = [memoryview(header), _bytes_of(content)]
-        count = self.stream.send_some(self._unsent)
-        while self._unsent and count >= len(self._unsent[0]):
-            count -= len(self._unsent.pop(0))
-        if self._unsent:
-            self._unsent[0] = self._unsent[0][count:]
-            self._has_room = False
-        else:
+        self._has_room = _send_some(self.stream, self._unsent)
+        if self._has_room:
             self._exchange.has_left(self.other)
 
     def _receive(self) -> None:
@@ -158,7 +199,10 @@ class _End:
         self._content = self._content[of_content:]
         self._head = self._head[count - of_content :]
         if self._frame is not None and not len(self._content):
-            self._exchange.has_come(self.other, self._frame)
+            if self._frame.kind == AHEAD:
+                self._ahead.keep(self._frame.chunk, self._frame.content)
+            else:
+                self._exchange.has_come(self.other, self._frame)
             self._frame = None
         if self._frame is None and not len(self._head):
             self._read_header()
@@ -167,14 +211,26 @@ class _End:
         if not self._exchange.frames_to_come(self.other):
             return
         *name, kind, chunk, nbytes = _HEADER.unpack(self._header)
-        if tuple(name) != self._name:
+        if kind == AHEAD:
+            self._frame = self._ahead_frame((name[0], name[1]), nbytes)
+        elif tuple(name) == self._name:
+            content = self._exchange.space(self.other, kind, chunk, nbytes)
+            self._frame = Frame(kind, chunk, content)
+        else:
             raise ProtocolError(f"something of exchange {name} in exchange {self._name}")
-        content = self._exchange.space(self.other, kind, chunk, nbytes)
-        self._frame = Frame(kind, chunk, content)
-        self._content = _bytes_of(content)
+        self._content = _bytes_of(self._frame.content)
         # What follows the last one is of another exchange.
-        is_last = self._exchange.frames_to_come(self.other) == 1
-        self._head = self._header[:0] if is_last else self._header
+        to_come = self._exchange.frames_to_come(self.other) - (self._frame.kind != AHEAD)
+        self._head = self._header if to_come else self._header[:0]
+
+    def _ahead_frame(self, name: tuple[int, int], nbytes: int) -> Frame:
+        """Where something goes that has been sent ahead: of this exchange, or one that may come."""
+        set_id, number = name
+        if number == self._wanted and set_id == self._name[0]:
+            return self._first_part(nbytes)
+        if not 0 < nbytes <= MOST_CHUNK_BYTES:
+            raise ProtocolError(f"{nbytes} bytes ahead of an exchange")
+        return Frame(AHEAD, number, torch.empty(nbytes, dtype=torch.uint8))
 
 
 class _Waiting:
@@ -212,6 +268,16 @@ class _Waiting:
         if now - self._since >= self._timeout_seconds:
             first = next(iter(waited_for.values()))
             raise PeerFailedError(first.other, f"nothing moved for {now - self._since:g} s")
+
+
+def _send_some(stream: StreamConnection, unsent: list[memoryview]) -> bool:
+    """Sends what there is room for, and leaves the rest; returns whether that is nothing."""
+    count = stream.send_some(unsent)
+    while unsent and count >= len(unsent[0]):
+        count -= len(unsent.pop(0))
+    if unsent:
+        unsent[0] = unsent[0][count:]
+    return not unsent
 
 
 def _bytes_of(content: torch.Tensor) -> memoryview:

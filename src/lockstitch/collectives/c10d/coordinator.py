@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockstitch.collectives.arithmetic import element_count
 from lockstitch.collectives.c10d import riding
+from lockstitch.collectives.c10d.ahead import Foresight
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     UNREACHED,
@@ -56,10 +57,11 @@ SIZES_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
 
 class _Submission(NamedTuple):
     """What a rank has said with a submission: its own number for it, and its tensors if they ride
-    along."""
+    along, or the number of what it has sent ahead."""
 
     number: int
     content: bytes
+    ahead: int
 
 
 class _Known(NamedTuple):
@@ -78,6 +80,7 @@ class Coordinator:
         self._tables = {GLOBAL_SET: Negotiation(range(size), names)}
         self._known: dict[tuple[int, int], _Known] = {}
         self._contents: dict[str, Description] = {}
+        self._foresight = Foresight()
         self._gone: set[int] = set()
         self._is_over = False
         """Whether all have been told that a rank is lost."""
@@ -99,8 +102,9 @@ class Coordinator:
                     ready.append((set_id, instruction))
                 else:
                     addressed += self._answers(set_id, instruction)
+        is_alone = len(ready) == 1 and not any(t.is_waiting for t in self._tables.values())
         for bucket in buckets(ready, self._fusion_key, _size, self._fusion_bytes):
-            addressed += self._orders(bucket)
+            addressed += self._orders(bucket, is_alone=is_alone)
         return addressed
 
     def lost(self, rank: int, why: str = UNREACHED) -> list[Addressed]:
@@ -126,7 +130,7 @@ class Coordinator:
         if isinstance(message, Submit):
             known = self._known_as(rank, message.number)
             content = message.content and riding.checked(message.content, known.description)
-            note = _Submission(message.number, content)
+            note = _Submission(message.number, content, message.ahead)
             event = Submitted(rank, known.description, note)
             return [(known.set_id, each) for each in self._tables[known.set_id].handle(event)]
         if isinstance(message, Define):
@@ -180,16 +184,18 @@ class Coordinator:
 
     def _fusion_key(self, item: tuple[int, Perform]) -> Hashable | None:
         set_id, ready = item
-        if len(ready.parts) < len(self._tables[set_id].ranks):
+        if len(ready.parts) < len(self._tables[set_id].ranks) or _went_ahead(ready):
             return None
         key = fusion_key(ready.description)
         return None if key is None else (set_id, key)
 
-    def _orders(self, bucket: list[tuple[int, Perform]]) -> list[Addressed]:
+    def _orders(self, bucket: list[tuple[int, Perform]], *, is_alone: bool) -> list[Addressed]:
         set_id, first = bucket[0]
         ranks = self._tables[set_id].ranks
         is_plain = len(first.parts) == len(ranks) and first.description.kind not in SIZES_DIFFER
         if is_plain:
+            if len(bucket) == 1 and fusion_key(first.description) is not None:
+                return self._order_alone(set_id, first, is_alone=is_alone)
             return [
                 Addressed(rank, Order(tuple(ready.parts[rank].note.number for _, ready in bucket)))
                 for rank in ranks
@@ -214,6 +220,16 @@ class Coordinator:
             if rank not in self._gone
         ]
 
+    def _order_alone(self, set_id: int, ready: Perform, *, is_alone: bool) -> list[Addressed]:
+        notes = [part.note for part in ready.parts.values()]
+        sent = tuple(note.ahead for note in notes)
+        is_likely = self._foresight.is_likely((set_id, notes[0].number), sent, is_alone=is_alone)
+        counted = sent if all(sent) else ()
+        return [
+            Addressed(rank, Order((part.note.number,), counted, is_likely))
+            for rank, part in ready.parts.items()
+        ]
+
     def _answers(self, set_id: int, instruction: Instruction) -> list[Addressed]:
         if isinstance(instruction, AllJoined):
             ranks = self._tables[set_id].ranks
@@ -236,6 +252,11 @@ class Coordinator:
 def _rides(ready: Perform) -> bool:
     """Returns whether the tensors of all are here."""
     return all(part.note.content for part in ready.parts.values())
+
+
+def _went_ahead(ready: Perform) -> bool:
+    """Returns whether all ranks have sent parts of it ahead."""
+    return all(part.note.ahead for part in ready.parts.values())
 
 
 def fusion_key(description: Description) -> Hashable | None:

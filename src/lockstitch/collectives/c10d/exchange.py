@@ -30,23 +30,28 @@ if TYPE_CHECKING:
     from lockstitch.collectives.arithmetic import Scale
     from lockstitch.collectives.requests import ReduceOp
 
-_LEAST_CHUNK_BYTES: Final = 64 << 10
-_MOST_CHUNK_BYTES: Final = 1 << 20
+LEAST_CHUNK_BYTES: Final = 64 << 10
+MOST_CHUNK_BYTES: Final = 1 << 20
 _CHUNKS: Final = 4
 """Into so many chunks is a vector cut, where they get neither smaller nor larger than that."""
 _AT_ONCE: Final = 4
 """So many chunks are on their way before the first is folded, and as many results."""
-PART, RESULT = 1, 2
+PART, RESULT, AHEAD = 1, 2, 3
 """What a frame carries: the sender's numbers of the receiver's part of a chunk, or what the
-sender's part of it comes to."""
+sender's part of it comes to; or such a part of the first chunk, before its order (`ahead`)."""
 
 
-def chunks_of(flat: torch.Tensor, least_bytes: int = _LEAST_CHUNK_BYTES) -> list[torch.Tensor]:
+def chunks_of(flat: torch.Tensor, least_bytes: int = LEAST_CHUNK_BYTES) -> list[torch.Tensor]:
     """Returns a vector in pieces, which share its memory; of an empty one, none."""
     if not len(flat):
         return []
-    nbytes = min(max(flat.nbytes // _CHUNKS, least_bytes), _MOST_CHUNK_BYTES)
+    nbytes = min(max(flat.nbytes // _CHUNKS, least_bytes), MOST_CHUNK_BYTES)
     return list(torch.split(flat, max(1, nbytes // flat.itemsize)))
+
+
+def parts_of(chunk: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Returns the part of a chunk that each position adds up; they share its memory."""
+    return [chunk[slice(*rows)] for rows in row_ranges(len(chunk), size)]
 
 
 class Frame(NamedTuple):
@@ -59,9 +64,10 @@ class Frame(NamedTuple):
 
 class Exchange:
     """What the rank at `position` among `size` does in the reduction of a vector of that `dtype`,
-    whose chunks have so many elements (`counts`)."""
+    whose chunks have so many elements (`counts`). If `is_ahead` the parts of the first were sent
+    ahead: only these may come before it begins here."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it works with
         self,
         position: int,
         size: int,
@@ -69,7 +75,10 @@ class Exchange:
         dtype: torch.dtype,
         op: ReduceOp,
         scale: Scale,
+        *,
+        is_ahead: bool = False,
     ) -> None:
+        self._is_ahead = is_ahead
         self._position = position
         self._others = [other for other in range(size) if other != position]
         self._size = size
@@ -120,11 +129,10 @@ class Exchange:
         """Takes the next chunk, which is reduced in place."""
         number = self._next
         self._next += 1
-        ranges = row_ranges(len(flat), self._size)
-        chunk = self._begun[number] = _Chunk(flat, [flat[slice(*rows)] for rows in ranges])
+        chunk = self._begun[number] = _Chunk(flat, parts_of(flat, self._size))
         wanted = [other for other in self._others if len(chunk.parts[other])]
         chunk.results_to_come = len(wanted)
-        for other in wanted:
+        for other in wanted if number or not self._is_ahead else ():
             self._send(other, Frame(PART, number, chunk.parts[other]))
         self._fold_ready()
 

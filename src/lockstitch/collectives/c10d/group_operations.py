@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,10 +20,22 @@ from torch import distributed
 from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
-from lockstitch.collectives.c10d.chunk_transfer import PeerFailedError, transfer
-from lockstitch.collectives.c10d.exchange import Exchange, chunks_of
+from lockstitch.collectives.arithmetic import scaled_copy
+from lockstitch.collectives.c10d.ahead import AheadOnLine
+from lockstitch.collectives.c10d.chunk_transfer import (
+    PeerFailedError,
+    PeerLine,
+    send_ahead,
+    transfer,
+)
+from lockstitch.collectives.c10d.exchange import (
+    LEAST_CHUNK_BYTES,
+    Exchange,
+    chunks_of,
+    parts_of,
+)
 from lockstitch.collectives.rank_names import RankNames
-from lockstitch.collectives.requests import ReduceOp
+from lockstitch.collectives.requests import Kind, ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
 from lockstitch.errors import CollectiveError
 from lockstitch.link.sockets import silence_bounded
@@ -38,6 +50,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.arithmetic import Scale
     from lockstitch.collectives.c10d.peer_connections import PeerConnections
     from lockstitch.collectives.process_sets import ProcessSet
+    from lockstitch.collectives.requests import Request
 
 _OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: TorchOp.SUM,
@@ -68,6 +81,8 @@ _NCCL_TIMEOUT = timedelta(minutes=30)
 MOST_CONNECTED = 64
 """Up to so many ranks of a set connect to each other at once when it is opened, so that it is seen
 who cannot; more of them when they first have something for each other."""
+_MOST_AHEAD = 16
+"""To so many ranks at most parts go ahead of an order: it is a call of the system for each."""
 _LOOK_SECONDS = 0.2
 # What a network is expected to carry at least.
 _BYTES_PER_SECOND = 1 << 20
@@ -94,9 +109,24 @@ class GroupOperations(Protocol):
         ...
 
     def reduce(
-        self, flat: torch.Tensor, op: ReduceOp, scale: Scale, process_set: ProcessSet
+        self,
+        flat: torch.Tensor,
+        op: ReduceOp,
+        scale: Scale,
+        process_set: ProcessSet,
+        sent: Sequence[int] = (),
     ) -> None:
-        """Reduces a vector, in place; an average is only summed. The result is scaled."""
+        """Reduces a vector, in place; an average is only summed. The result is scaled. `sent`: the
+        numbers under which all have sent its first parts ahead, by position."""
+        ...
+
+    def may_send_ahead(self, request: Request, process_set: ProcessSet) -> bool:
+        """Returns whether `send_ahead` takes it: the same for all ranks that give the same, but for
+        how their tensors lie."""
+        ...
+
+    def send_ahead(self, request: Request, number: int, process_set: ProcessSet) -> None:
+        """Sends the first parts of what will be reduced, without waiting; see `ahead`."""
         ...
 
     def gather(
@@ -137,6 +167,8 @@ class ProcessGroupOperations:
     then. `peers`: the connections for reductions in host memory; without them there are none among
     several ranks."""
 
+    least_chunk_bytes = LEAST_CHUNK_BYTES
+
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
         rank: int,
@@ -154,6 +186,8 @@ class ProcessGroupOperations:
         self._peers = peers
         self._exchanges: Counter[int] = Counter()
         """How many reductions there have been in each process set."""
+        self._ahead: defaultdict[int, AheadOnLine] = defaultdict(AheadOnLine)
+        """What has gone ahead to and from each rank."""
         self._names = names or RankNames()
         self._address = None if "GLOO_SOCKET_IFNAME" in os.environ else address
         self._seconds = seconds
@@ -199,11 +233,16 @@ class ProcessGroupOperations:
         return not is_gpu(self.device) or dtype in _DTYPES
 
     def reduce(
-        self, flat: torch.Tensor, op: ReduceOp, scale: Scale, process_set: ProcessSet
+        self,
+        flat: torch.Tensor,
+        op: ReduceOp,
+        scale: Scale,
+        process_set: ProcessSet,
+        sent: Sequence[int] = (),
     ) -> None:
         if not is_gpu(self.device):
-            chunks = chunks_of(flat)
-            for _ in self._reduced(chunks, chunks, op, scale, process_set):
+            chunks = self._cut(flat)
+            for _ in self._reduced(chunks, chunks, op, scale, process_set, sent):
                 pass
             return
         options = distributed.AllreduceOptions()
@@ -211,6 +250,41 @@ class ProcessGroupOperations:
         options.timeout = self._may_last(flat, 2)
         self._groups[process_set.id].allreduce([flat], options).wait()
         scale.apply_(flat)
+
+    def may_send_ahead(self, request: Request, process_set: ProcessSet) -> bool:
+        if request.kind is not Kind.ALLREDUCE or len(request.tensors) != 1:
+            return False
+        (tensor,) = request.tensors
+        return (
+            not is_gpu(self.device)
+            and 1 < process_set.size <= _MOST_AHEAD
+            and tensor.numel() >= process_set.size
+            and tensor.device == self.device
+            and tensor.is_contiguous()
+        )
+
+    def send_ahead(self, request: Request, number: int, process_set: ProcessSet) -> None:
+        assert request.reduction is not None
+        lines = self._lines(process_set.ranks)
+        first = self._cut(request.tensors[0].view(-1))[0]
+        for position, part in enumerate(parts_of(first, process_set.size)):
+            if position in lines:
+                if request.reduction.prescale != 1.0:
+                    scaled_copy(part, request.reduction.prescale, scaled := torch.empty_like(part))
+                    part = scaled
+                send_ahead(lines[position], process_set.id, number, part)
+
+    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return chunks_of(flat, self.least_chunk_bytes)
+
+    def _lines(self, ranks: tuple[int, ...]) -> dict[int, PeerLine]:
+        """The connections to the others of these ranks, by position."""
+        assert self._peers is not None
+        streams = self._peers.connect(ranks, self._connect_seconds)
+        return {
+            ranks.index(rank): PeerLine(stream, self._ahead[rank])
+            for rank, stream in streams.items()
+        }
 
     def _reducing(self, process_set: ProcessSet) -> tuple[int, ...]:
         """The ranks of a process set that exchange chunks, in order."""
@@ -223,6 +297,7 @@ class ProcessGroupOperations:
         op: ReduceOp,
         scale: Scale,
         process_set: ProcessSet,
+        sent: Sequence[int] = (),
     ) -> Iterator[torch.Tensor]:
         """Reduces a vector of the CPU chunk by chunk, in place; returns each when it is done. The
         chunks have the sizes of those in `like`."""
@@ -233,16 +308,19 @@ class ProcessGroupOperations:
             yield from map(scale.apply_, chunks)
             return
         assert self._peers is not None
-        streams = self._peers.connect(ranks, self._connect_seconds)
-        position = ranks.index(self._rank)
-        exchange = Exchange(position, len(ranks), list(map(len, like)), like[0].dtype, op, scale)
+        lines = self._lines(ranks)
+        position, counts = ranks.index(self._rank), list(map(len, like))
+        exchange = Exchange(
+            position, len(ranks), counts, like[0].dtype, op, scale, is_ahead=bool(sent)
+        )
         try:
             yield from transfer(
                 exchange,
                 (process_set.id, number),
                 chunks,
-                {ranks.index(rank): stream for rank, stream in streams.items()},
+                lines,
                 self._peers.clock,
+                sent=sent,
                 timeout_seconds=self._seconds,
                 silence_seconds=self._silence_seconds,
             )

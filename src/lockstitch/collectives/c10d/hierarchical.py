@@ -18,12 +18,11 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from lockstitch.collectives.c10d.exchange import chunks_of
 from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
 from lockstitch.collectives.requests import GLOBAL_SET, ReduceOp, Reduction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import torch
     from torch.distributed.distributed_c10d import Store
@@ -33,17 +32,19 @@ if TYPE_CHECKING:
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.rank_names import RankNames
+    from lockstitch.collectives.requests import Request
     from lockstitch.collectives.session import Session
     from lockstitch.collectives.topology import Topology
 
-# For each chunk the ranks of a host agree twice among themselves.
-_LEAST_CHUNK_BYTES = 512 << 10
 # So many chunks are being reduced on a host before the first of them goes over the network.
 _AHEAD = 2
 
 
 class HierarchicalOperations(ProcessGroupOperations):
     """Group operations whose reductions go through `local`, the session of this host's ranks."""
+
+    # For each chunk the ranks of a host agree twice among themselves.
+    least_chunk_bytes = 512 << 10
 
     def __init__(  # noqa: PLR0913 - all that it works with
         self,
@@ -73,17 +74,27 @@ class HierarchicalOperations(ProcessGroupOperations):
             added = self._local.add_process_set(local_ranks.index(rank) for rank in members)
             self._local_sets[members] = added.id
 
+    def may_send_ahead(self, request: Request, process_set: ProcessSet) -> bool:
+        # Where several ranks of a host are in it, it is their sum that crosses the network.
+        is_apart = self._reducing(process_set) == process_set.ranks
+        return is_apart and super().may_send_ahead(request, process_set)
+
     def reduce(
-        self, flat: torch.Tensor, op: ReduceOp, scale: Scale, process_set: ProcessSet
+        self,
+        flat: torch.Tensor,
+        op: ReduceOp,
+        scale: Scale,
+        process_set: ProcessSet,
+        sent: Sequence[int] = (),
     ) -> None:
         members, leaders = self._members_here(process_set), self._reducing(process_set)
-        chunks = chunks_of(flat, _LEAST_CHUNK_BYTES)
+        chunks = self._cut(flat)
         sums = self._host_sums(chunks, op, process_set, members)
         if len(leaders) == 1:
             for chunk in sums:
                 scale.apply_(chunk)
         elif self._rank == members[0]:
-            reduced = self._reduced(sums, chunks, op, scale, process_set)
+            reduced = self._reduced(sums, chunks, op, scale, process_set, sent)
             self._hand_round(reduced, process_set, members)
         else:
             self._hand_round(sums, process_set, members)

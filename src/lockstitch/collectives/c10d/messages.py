@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _NUMBER = struct.Struct("<BI")
 _DETAILS = struct.Struct("<Biq")
 _ROUTE = struct.Struct("<Bi")
-_SUBMIT, _ORDER, _RARE, _DONE, _DETAILED, _VIA = 1, 2, 3, 4, 5, 6
+_AHEAD = struct.Struct("<BII")
+_SUBMIT, _ORDER, _RARE, _DONE, _DETAILED, _VIA, _SUBMIT_AHEAD, _ALONE = 1, 2, 3, 4, 5, 6, 7, 8
 MOST_BYTES = 1 << 26
 
 ANYTHING = -1
@@ -45,10 +46,11 @@ class Define:
 @dataclass(frozen=True, slots=True)
 class Submit:
     """A rank has submitted the operation with this number; the bytes of its tensors, where these
-    ride along."""
+    ride along, or the number of what goes ahead of it to the other ranks (`ahead`)."""
 
     number: int
     content: bytes = b""
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,13 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Perform these now, as one; numbers are the addressee's own."""
+    """Perform these now, as one; numbers are the addressee's own. What all have sent ahead of a
+    single one has the numbers `sent`, by position; there are none where not all have. The next time
+    parts shall go ahead of it if `is_likely`."""
 
     numbers: tuple[int, ...]
+    sent: tuple[int, ...] = ()
+    is_likely: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,17 +252,26 @@ def unpack_described(content: bytes) -> tuple[str | None, ...]:
 def encode(message: Message) -> bytes:
     """A message as a record."""
     if isinstance(message, Submit):
-        return _NUMBER.pack(_SUBMIT, message.number) + message.content
+        number, ahead = message.number, message.ahead
+        head = _AHEAD.pack(_SUBMIT_AHEAD, number, ahead) if ahead else _NUMBER.pack(_SUBMIT, number)
+        return head + message.content
     if isinstance(message, Done):
         return _NUMBER.pack(_DONE, message.number) + message.content
     if isinstance(message, Detailed):
         return _DETAILS.pack(_DETAILED, message.number, message.set_id) + message.described
     if isinstance(message, Order):
-        count = len(message.numbers)
-        return struct.pack(f"<B{count}I", _ORDER, *message.numbers)
+        return _order(message)
     if isinstance(message, Via):
         return _ROUTE.pack(_VIA, message.rank) + encode(message.message)
     return bytes([_RARE]) + _CODEC.encode(message)
+
+
+def _order(message: Order) -> bytes:
+    kind, numbers = _ORDER, message.numbers
+    if message.sent or message.is_likely:
+        (number,) = numbers
+        kind, numbers = _ALONE, (number, message.is_likely, *message.sent)
+    return struct.pack(f"<B{len(numbers)}I", kind, *numbers)
 
 
 def decode(body: bytes) -> Message:
@@ -272,15 +287,34 @@ def _plain(body: bytes) -> Plain:
     if body[0] == _RARE:
         return _CODEC.decode(body[1:])
     try:
-        if body[0] == _SUBMIT:
-            return Submit(_NUMBER.unpack_from(body)[1], body[_NUMBER.size :])
-        if body[0] == _DONE:
-            return Done(_NUMBER.unpack_from(body)[1], body[_NUMBER.size :])
-        if body[0] == _DETAILED:
-            _, number, set_id = _DETAILS.unpack_from(body)
-            return Detailed(number, set_id, body[_DETAILS.size :])
-        if body[0] == _ORDER:
-            return Order(struct.unpack(f"<{(len(body) - 1) // 4}I", body[1:]))
-    except struct.error as error:
+        message = _often(body)
+    except (struct.error, ValueError) as error:
         raise ProtocolError(f"a message that cannot be read: {error}") from error
-    raise ProtocolError(f"no message begins with {body[0]}")
+    if message is None:
+        raise ProtocolError(f"no message begins with {body[0]}")
+    return message
+
+
+def _often(body: bytes) -> Plain | None:
+    """Returns what happens often; None where the body is nothing such."""
+    message: Plain | None = None
+    if body[0] == _SUBMIT:
+        message = Submit(_NUMBER.unpack_from(body)[1], body[_NUMBER.size :])
+    elif body[0] == _SUBMIT_AHEAD:
+        _, number, ahead = _AHEAD.unpack(body)
+        message = Submit(number, ahead=ahead)
+    elif body[0] == _DONE:
+        message = Done(_NUMBER.unpack_from(body)[1], body[_NUMBER.size :])
+    elif body[0] == _DETAILED:
+        _, number, set_id = _DETAILS.unpack_from(body)
+        message = Detailed(number, set_id, body[_DETAILS.size :])
+    elif body[0] == _ORDER:
+        message = Order(_numbers(body))
+    elif body[0] == _ALONE:
+        number, is_likely, *sent = _numbers(body)
+        message = Order((number,), tuple(sent), bool(is_likely))
+    return message
+
+
+def _numbers(body: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{(len(body) - 1) // 4}I", body[1:])

@@ -69,8 +69,9 @@ class OrderPerformer:
             out.copy_(result)
         self._pending.complete(handle, value_of(handle.request, outputs))
 
-    def perform_together(self, numbers: Sequence[int]) -> None:
-        """Performs the operations with these numbers, as one where that is possible."""
+    def perform_together(self, numbers: Sequence[int], sent: Sequence[int] = ()) -> None:
+        """Performs the operations with these numbers, as one where that is possible. Of a single
+        one all ranks may have sent parts ahead: `sent`, see `GroupOperations.reduce`."""
         handles = [self.take(number) for number in numbers]
         for handle in handles:
             self._pending.note_ready(handle)
@@ -79,7 +80,7 @@ class OrderPerformer:
         if is_reducible(handles[0].cached.description, self._groups):
             requests = [handle.request for handle in handles]
             self._let_begin(handles)
-            results = perform_bucket(requests, self._groups, process_set)
+            results = perform_bucket(requests, self._groups, process_set, sent)
             self._let_end(handles)
             for handle, tensors in zip(handles, results, strict=True):
                 self._pending.complete(handle, value_of(handle.request, tensors))

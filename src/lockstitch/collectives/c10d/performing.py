@@ -39,9 +39,13 @@ Described = "Sequence[Description | None]"
 
 
 def perform_bucket(
-    requests: Sequence[Request], groups: GroupOperations, process_set: ProcessSet
+    requests: Sequence[Request],
+    groups: GroupOperations,
+    process_set: ProcessSet,
+    sent: Sequence[int] = (),
 ) -> list[list[torch.Tensor]]:
-    """Several allreduces of one dtype and reduction as one; returns the results of each."""
+    """Several allreduces of one dtype and reduction as one; returns the results of each. `sent`:
+    see `GroupOperations.reduce`."""
     reduction = requests[0].reduction
     assert reduction is not None
     scale = result_scale(reduction, process_set.size)
@@ -52,7 +56,7 @@ def perform_bucket(
     if len(outs) == 1 and is_apart and outs[0].is_contiguous() and outs[0].device == groups.device:
         # In the memory of the result; what a program has named might overlap with what goes in.
         scaled_copy(tensors[0], reduction.prescale, outs[0])
-        groups.reduce(outs[0].view(-1), reduction.op, scale, process_set)
+        groups.reduce(outs[0].view(-1), reduction.op, scale, process_set, sent)
         return results
     flat = torch.empty(
         sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=groups.device
@@ -62,7 +66,7 @@ def perform_bucket(
         end = begin + tensor.numel()
         scaled_copy(tensor, reduction.prescale, flat[begin:end].view(tensor.shape))
         begin = end
-    groups.reduce(flat, reduction.op, scale, process_set)
+    groups.reduce(flat, reduction.op, scale, process_set, sent)
     begin = 0
     for out in outs:
         end = begin + out.numel()

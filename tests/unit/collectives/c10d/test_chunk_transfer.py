@@ -11,8 +11,14 @@ import torch
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.arithmetic import UNSCALED
 from lockstitch.collectives.c10d import chunk_transfer
-from lockstitch.collectives.c10d.chunk_transfer import PeerFailedError, transfer
-from lockstitch.collectives.c10d.exchange import PART, Exchange, chunks_of
+from lockstitch.collectives.c10d.ahead import AheadOnLine
+from lockstitch.collectives.c10d.chunk_transfer import (
+    PeerFailedError,
+    PeerLine,
+    send_ahead,
+    transfer,
+)
+from lockstitch.collectives.c10d.exchange import PART, Exchange, chunks_of, parts_of
 from lockstitch.collectives.requests import ReduceOp
 from lockstitch.transport.stream import StreamConnection
 from tests.cluster.collectives.ranks import in_threads
@@ -40,13 +46,24 @@ def end(streams: Streams) -> None:
 
 
 def reduce_over(
-    flat: torch.Tensor, position: int, streams: dict[int, StreamConnection], **changes: Any
+    flat: torch.Tensor,
+    position: int,
+    streams: dict[int, StreamConnection],
+    lines: dict[int, PeerLine] | None = None,
+    **changes: Any,
 ) -> list[torch.Tensor]:
     chunks = chunks_of(flat)
     counts = list(map(len, chunks))
-    exchange = Exchange(position, len(streams) + 1, counts, flat.dtype, ReduceOp.SUM, UNSCALED)
+    lines = lines or lines_of(streams)
+    is_ahead = bool(changes.get("sent"))
+    scaling = (ReduceOp.SUM, UNSCALED)
+    exchange = Exchange(position, len(lines) + 1, counts, flat.dtype, *scaling, is_ahead=is_ahead)
     chosen = {"timeout_seconds": 60.0, "silence_seconds": 0.0, **changes}
-    return list(transfer(exchange, (3, 0), chunks, streams, SYSTEM_CLOCK, **chosen))
+    return list(transfer(exchange, (3, 0), chunks, lines, SYSTEM_CLOCK, **chosen))
+
+
+def lines_of(streams: dict[int, StreamConnection]) -> dict[int, PeerLine]:
+    return {other: PeerLine(stream, AheadOnLine()) for other, stream in streams.items()}
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -150,3 +167,71 @@ def test_rank_that_says_nothing_is_named_in_the_end(
         reduce_over(torch.ones(6), 0, streams[0], **changes)
     assert error.value.position == 1
     end(streams)
+
+
+def ahead_of(flat: torch.Tensor, lines: list[dict[int, PeerLine]], rank: int, number: int) -> None:
+    parts = parts_of(chunks_of(flat)[0], len(lines))
+    for other, line in lines[rank].items():
+        send_ahead(line, 3, number, parts[other])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("count", [100, 300_001])
+def test_parts_that_went_ahead_are_the_first_of_the_exchange_that_names_them(
+    size: int, count: int
+) -> None:
+    lines = [lines_of(streams) for streams in connected(size)]
+    vectors = [torch.arange(count).remainder(7).add(rank).float() for rank in range(size)]
+    wanted = torch.stack(vectors).sum(0)
+
+    def work(rank: int) -> None:
+        ahead_of(vectors[rank], lines, rank, 5 + rank)
+        sent = [5 + each for each in range(size)]
+        reduce_over(vectors[rank], rank, {}, lines[rank], sent=sent)
+
+    in_threads(size, work)
+    assert all(torch.equal(vector, wanted) for vector in vectors)
+    assert not any(line.ahead.unsent for of_rank in lines for line in of_rank.values())
+    end([{other: line.stream for other, line in of_rank.items()} for of_rank in lines])
+
+
+def test_parts_that_went_ahead_wait_for_their_exchange_and_those_before_are_forgotten() -> None:
+    lines = [lines_of(streams) for streams in connected(2)]
+    in_vain, other = torch.full((60_000,), 9.0), [torch.ones(70_000) for _ in range(2)]
+    vectors = [torch.full((50_000,), 2.0 + rank) for rank in range(2)]
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            ahead_of(in_vain, lines, rank, 1)
+        ahead_of(vectors[rank], lines, rank, 2)
+        in_vain.fill_(8.0) if rank == 0 else None
+        reduce_over(other[rank], rank, {}, lines[rank])
+        reduce_over(vectors[rank], rank, {}, lines[rank], sent=[2, 2])
+
+    in_threads(2, work)
+    for rank in range(2):
+        assert torch.equal(other[rank], torch.full((70_000,), 2.0))
+        assert torch.equal(vectors[rank], torch.full((50_000,), 5.0))
+    end([{other: line.stream for other, line in of_rank.items()} for of_rank in lines])
+
+
+def test_parts_of_another_size_or_number_than_the_exchange_wants_are_refused() -> None:
+    for number, sent, complaint in ((2, 2, "12 bytes of chunk 0, and not"), (3, 2, "where 3 came")):
+        lines = [lines_of(streams) for streams in connected(2)]
+        ahead_of(torch.ones(6), lines, 1, number)
+        if number > sent:
+            lines[0][1].ahead.keep(number, torch.ones(1))
+        with pytest.raises(PeerFailedError, match=complaint) as error:
+            reduce_over(torch.ones(2000), 0, {}, lines[0], sent=[sent, sent])
+        assert error.value.position == 1
+        end([{other: line.stream for other, line in of_rank.items()} for of_rank in lines])
+
+
+def test_what_goes_ahead_to_a_rank_that_has_gone_is_no_error_before_the_exchange() -> None:
+    lines = [lines_of(streams) for streams in connected(2)]
+    lines[1][0].stream.close()
+    ahead_of(torch.ones(200_000), lines, 0, 1)
+    lines[0][1].stream.close()
+    ahead_of(torch.ones(200_000), lines, 0, 2)
+    with pytest.raises(PeerFailedError):
+        reduce_over(torch.ones(6), 0, {}, lines[0])

@@ -50,7 +50,7 @@ def test_order_goes_out_when_all_are_ready_in_each_ranks_own_numbers() -> None:
     coordinator = Coordinator(2, 1 << 20)
     assert coordinator.hear([(0, define(5, "a")), (0, Submit(5))]) == []
     addressed = coordinator.hear([(1, define(9, "a")), (1, Submit(9))])
-    assert addressed == [Addressed(0, Order((5,))), Addressed(1, Order((9,)))]
+    assert addressed == [Addressed(0, Order((5,), (), True)), Addressed(1, Order((9,), (), True))]
 
 
 def floats(*values: float) -> bytes:
@@ -69,7 +69,7 @@ def test_tensors_that_do_not_all_ride_are_ordered() -> None:
     coordinator = Coordinator(2, 1 << 20)
     coordinator.hear([(rank, define(5, "a")) for rank in BOTH])
     addressed = coordinator.hear([(0, Submit(5, floats(1))), (1, Submit(5))])
-    assert addressed == [Addressed(rank, Order((5,))) for rank in BOTH]
+    assert addressed == [Addressed(rank, Order((5,), (), True)) for rank in BOTH]
 
 
 def test_rank_that_has_joined_has_no_part_in_what_rides_but_counts_in_an_average() -> None:
@@ -99,6 +99,39 @@ def test_what_is_ready_together_is_fused_up_to_the_limit() -> None:
     coordinator.hear([(rank, each) for rank in BOTH for each in names])
     addressed = coordinator.hear([(rank, Submit(n)) for rank in BOTH for n in range(4)])
     assert [note.message for note in addressed if note.to == 0] == [Order((0, 1, 2)), Order((3,))]
+
+
+def test_order_names_what_all_have_sent_ahead_and_is_for_that_alone() -> None:
+    coordinator = Coordinator(2, 1 << 20)
+    coordinator.hear(both(define(0, "a")) + both(define(1, "b")) + both(define(2, "c")))
+    told = [(0, Submit(0, ahead=7)), (1, Submit(0, ahead=3))]
+    assert coordinator.hear(told) == [Addressed(r, Order((0,), (7, 3), True)) for r in BOTH]
+    told = [(0, Submit(1, ahead=8)), (1, Submit(1, ahead=4)), *both(Submit(0)), *both(Submit(2))]
+    wanted = [Order((1,), (8, 4)), Order((0, 2))]
+    assert coordinator.hear(told) == [Addressed(r, order) for order in wanted for r in BOTH]
+
+
+def test_what_some_have_sent_ahead_counts_for_nothing() -> None:
+    coordinator = Coordinator(2, 1 << 20)
+    coordinator.hear(both(define(0, "a")) + both(define(1, "b")))
+    told = [(0, Submit(0, ahead=7)), (1, Submit(0)), *both(Submit(1))]
+    assert coordinator.hear(told) == [Addressed(r, Order((0, 1))) for r in BOTH]
+    told = [(0, Submit(0, ahead=8)), (1, Submit(0))]
+    assert coordinator.hear(told) == [Addressed(r, Order((0,))) for r in BOTH]
+    assert coordinator.hear(both(Submit(0))) == [Addressed(r, Order((0,))) for r in BOTH]
+
+
+def test_what_others_wait_beside_does_not_go_ahead_the_next_time() -> None:
+    coordinator = Coordinator(2, 1 << 20)
+    coordinator.hear([*both(define(0, "a")), (1, define(1, "b")), (1, Submit(1))])
+    assert coordinator.hear(both(Submit(0))) == [Addressed(r, Order((0,))) for r in BOTH]
+
+
+def test_what_was_sent_ahead_does_not_count_where_a_rank_has_joined() -> None:
+    coordinator = Coordinator(3, 1 << 20)
+    coordinator.hear([*both(define(0, "a")), (2, Join(1))])
+    addressed = coordinator.hear([(0, Submit(0, ahead=1)), (1, Submit(0, ahead=1))])
+    assert [type(each.message) for each in addressed] == [Detailed] * 3
 
 
 def test_different_reductions_are_not_fused() -> None:
@@ -215,7 +248,7 @@ def test_ranks_of_a_set_are_told_once() -> None:
     told = [(rank, message) for rank in (0, 2) for message in (first, second)]
     assert coordinator.hear(told) == []
     addressed = coordinator.hear([(0, Submit(1)), (2, Submit(1))])
-    assert addressed == [Addressed(0, Order((1,))), Addressed(2, Order((1,)))]
+    assert addressed == [Addressed(rank, Order((1,), (), True)) for rank in (0, 2)]
 
 
 def test_set_whose_ranks_nobody_has_told_makes_no_sense() -> None:
