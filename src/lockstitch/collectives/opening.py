@@ -18,6 +18,7 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -183,7 +184,7 @@ class _Opening:
                 functools.partial(place, roster), place(roster, self._rank)
             )
             kinds = list(map(Kind.decode, roster.census.kinds))
-            check_versions([kind.version for kind in kinds], functools.partial(place, roster))
+            check_versions(kinds, functools.partial(place, roster))
             hosts = [
                 kind.host or host for kind, host in zip(kinds, roster.census.hosts, strict=True)
             ]
@@ -218,7 +219,8 @@ class _Opening:
 
         def work() -> StaticRoster:
             store = sealed_by(self._secret, self._store)
-            me, kind = f"rank{self._rank}", Kind(__version__, self._options.host or "").encode()
+            host = self._options.host or ""
+            me, kind = f"rank{self._rank}", Kind(__version__, torch.__version__, host).encode()
             rank, size = self._rank, self._size
             return join(
                 store,

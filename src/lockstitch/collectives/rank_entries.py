@@ -31,21 +31,22 @@ TOKEN: Final = "token:"
 
 @dataclass(frozen=True)
 class Kind:
-    """What all ranks have to know of each: which Lockstitch it runs, and how its host is called
-    where that is not found out."""
+    """What all ranks have to know of each: which Lockstitch and which torch it runs, and how its
+    host is called where that is not found out."""
 
     version: str
+    torch: str
     host: str
 
     def encode(self) -> str:
         """Returns it as `Member.kind`."""
-        return f"{self.version} {self.host}"
+        return f"{self.version} {self.torch} {self.host}"
 
     @classmethod
     def decode(cls, kind: str) -> Kind:
         """Returns what `encode` has written."""
-        version, _, host = kind.partition(" ")
-        return cls(version, host)
+        version, torch, host = (*kind.split(" ", 2), "", "")[:3]
+        return cls(version, torch, host)
 
 
 def place(roster: StaticRoster, rank: int) -> str:
@@ -56,14 +57,19 @@ def place(roster: StaticRoster, rank: int) -> str:
     return ""
 
 
-def check_versions(versions: Sequence[str], where: Callable[[int], str] = lambda _rank: "") -> None:
+def check_versions(kinds: Sequence[Kind], where: Callable[[int], str] = lambda _rank: "") -> None:
     """All ranks see at once that one runs another Lockstitch, whose messages and memory are laid
-    out differently. `where` a rank is, is said with it."""
+    out differently, or another torch, as workers of calls do. Says with it `where` a rank is."""
+    _check_alike("lockstitch", [kind.version for kind in kinds], where)
+    _check_alike("torch", [kind.torch for kind in kinds], where)
+
+
+def _check_alike(what: str, versions: Sequence[str], where: Callable[[int], str]) -> None:
     for rank, version in enumerate(versions):
         if not are_alike(version, versions[0]):
             first, other = (f", on {it}," if (it := where(each)) else "" for each in (0, rank))
             raise CollectiveError(
-                f"rank 0{first} runs lockstitch {versions[0]}, rank {rank}{other} {version}, and "
+                f"rank 0{first} runs {what} {versions[0]}, rank {rank}{other} {version}, and "
                 "neither would understand the other; install the same on all ranks"
             )
 

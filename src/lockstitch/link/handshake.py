@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import platform
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
@@ -71,8 +72,8 @@ def why_other_version(hello: Hello, **others: str) -> str:
         theirs: str = getattr(hello, what)
         if not are_alike(ours, theirs):
             return (
-                f"it runs {_NAMES.get(what, what)} {ours}, its caller {theirs}, and neither would "
-                "understand the other; install the same on all workers"
+                f"it runs {_NAMES.get(what, what)} {ours} (on host {platform.node()}), its caller "
+                f"{theirs}, and neither would understand the other; install the same on all workers"
             )
     return ""
 

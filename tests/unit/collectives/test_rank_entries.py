@@ -28,7 +28,9 @@ def roster(address: str, hosts: tuple[str, ...]) -> StaticRoster:
     return StaticRoster(members[0].info, Table(members), lambda: None)
 
 
-@pytest.mark.parametrize("kind", [Kind("1.2", ""), Kind("1.2+local", "host a"), Kind("", "")])
+@pytest.mark.parametrize(
+    "kind", [Kind("1.2", "2.10", ""), Kind("1.2+local", "2.10+cpu", "host a"), Kind("", "", "")]
+)
 def test_kind_survives_the_crossing(kind: Kind) -> None:
     assert Kind.decode(kind.encode()) == kind
 
@@ -54,8 +56,14 @@ def test_loopback_is_refused_where_ranks_are_on_other_hosts() -> None:
 
 
 def test_first_rank_with_another_version_is_named() -> None:
-    check_versions(["1.0.0", "1.0.0"])
+    def kinds(*versions: str, torch: str = "2.15.0") -> list[Kind]:
+        return [Kind(version, torch, "") for version in versions]
+
+    check_versions(kinds("1.0.0", "1.0.0"))
     with pytest.raises(CollectiveError, match=r"rank 0 runs lockstitch 1\.0\.0, rank 2 2\.0\.0"):
-        check_versions(["1.0.0", "1.0.0", "2.0.0"])
+        check_versions(kinds("1.0.0", "1.0.0", "2.0.0"))
     with pytest.raises(CollectiveError, match=r"rank 0, on host 0, runs .*, rank 1, on host 1, 2"):
-        check_versions(["1.0.0", "2.0.0"], lambda rank: f"host {rank}")
+        check_versions(kinds("1.0.0", "2.0.0"), lambda rank: f"host {rank}")
+    check_versions(kinds("1.0.0") + kinds("1.0.0", torch="2.15.1+cpu"))
+    with pytest.raises(CollectiveError, match=r"rank 0 runs torch 2\.15\.0, rank 1 2\.10\.1, and"):
+        check_versions(kinds("1.0.0") + kinds("1.0.0", torch="2.10.1"))

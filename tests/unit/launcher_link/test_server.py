@@ -86,7 +86,8 @@ def test_who_has_no_proof_is_hung_up_on_and_disturbs_nobody(fake_launcher):
 
 def test_a_worker_of_another_version_is_told_both(fake_launcher, monkeypatch):
     monkeypatch.setattr(greetings.Hello.__init__, "__defaults__", ("9.1.0",))
-    words = rf"worker 3 in: it runs lockstitch {re.escape(__version__)}, its caller 9\.1\.0"
+    ours = re.escape(__version__)
+    words = rf"worker 3 in: it runs lockstitch {ours} \(on host .+\), its caller 9\.1\.0"
     with pytest.raises(BoardLostError, match=words):
         LauncherClient(fake_launcher.address, launchers.SECRET, 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 
 import pytest
 
@@ -74,7 +75,10 @@ def test_connection_that_is_not_welcomed_is_closed(
         ({}, ""),
         ({"python": "2.7.18"}, ", its caller 2.7.18"),
         ({"torch": "0.4.1"}, ", its caller 0.4.1"),
-        ({"lockstitch": "9.1.0"}, f"it runs lockstitch {__version__}, its caller 9.1.0"),
+        (
+            {"lockstitch": "9.1.0"},
+            f"lockstitch {__version__} (on host {platform.node()}), its caller 9.1",
+        ),
     ],
 )
 def test_callers_of_other_versions_are_unfit(versions: dict[str, str], reason: str) -> None:

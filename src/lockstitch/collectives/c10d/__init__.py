@@ -7,7 +7,8 @@ is ready for it. Operations that are ready together are fused.
 - `backend`: one rank's end: submits, and waits
 - `coordinator`: the table of rank 0, and its orders; no I/O
 - `messages`: what ranks and coordinator tell each other; no I/O
-- `riding`: small tensors, which ride on these messages; no I/O
+- `riding`: small tensors, which ride on these messages; `ahead`: parts that go ahead of orders; no
+  I/O
 - `coordinator_link`: the connections between them; `link_options`: how these are made
 - `tree`: where there are many ranks, who talks to whom; no I/O
 - `speaker`: one that speaks to rank 0 for the ranks below it; `tree_coordinator`: the table of rank
