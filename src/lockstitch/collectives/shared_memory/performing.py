@@ -163,14 +163,14 @@ class Performer:
 
     def _keep_until_read(self, operation: Operation) -> None:
         """Ends this rank's part; what it has put there stays while others may still read it."""
-        if isinstance(operation, InPlace) or operation.is_short:
-            # Each reads its own part only, at the end; of what lies in lanes their ranks see it.
+        if isinstance(operation, InPlace) or operation.is_short or not operation.request.tensors:
+            # Each reads its own part only, at the end; of what lies in lanes their ranks see it;
+            # or there is nothing to read.
             self._release(operation)
             return
-        if operation.request.tensors:
-            self._publisher.publish_word(
-                word(log.DONE, operation.handle.cached.number), is_urgent=False
-            )
+        self._publisher.publish_word(
+            word(log.DONE, operation.handle.cached.number), is_urgent=False
+        )
         if operation.unread == 0:
             self._release(operation)
         else:

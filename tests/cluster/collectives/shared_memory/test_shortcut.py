@@ -128,6 +128,20 @@ def test_last_of_many_ranks_leaves_its_result_for_the_others(
     assert len(sums) == 6 * (2 if ranks.size == 2 else 1)
 
 
+def test_what_nobody_reads_is_over_at_once(ranks: Ranks) -> None:
+    for name in ("x", "y"):
+        all_do(ranks, name, 0)
+    for _ in range(3):
+        early = begin(ranks[0], "y", 1)  # what follows goes by the table
+        ranks.run(lambda session: session.barrier())
+        check(ranks, [early, *(begin(each, "y", 1) for each in ranks.sessions[1:])], 1)
+    ranks.run(lambda session: session.remove_process_set(session.add_process_set([0]).id))
+    all_do(ranks, "x", 2)
+    for each in ranks.sessions:
+        each._backend.advance()
+        assert each._backend._sets.is_idle
+
+
 def test_what_is_too_large_goes_by_the_table(ranks: Ranks, roads: Roads) -> None:
     for seed in range(3):
         all_do(ranks, "x", seed, count=(1 << 14) + 1)
