@@ -35,8 +35,9 @@ class Backend(Protocol):
         ...
 
     def submit(self, handle: Handle[Any]) -> None:
-        """Begins the operation and does what can be done at once. Waits for no other rank, unless
-        there is no room for more operations in flight."""
+        """Begins the operation and does what can be done at once: first of all says so
+        (`Handle.is_begun`). Waits for no other rank, unless there is no room for more operations in
+        flight."""
         ...
 
     def advance(self) -> None:

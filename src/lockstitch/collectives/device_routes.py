@@ -86,6 +86,7 @@ class DeviceRoutes:
 
     def submit(self, handle: Handle[Any], process_set: ProcessSet) -> None:
         """Begins an operation with tensors on devices; raises what goes wrong at once."""
+        handle.is_begun = True
         if self._bootstrap is None:
             self.submit_through_host(handle)
         else:

@@ -46,6 +46,7 @@ class Handle(Generic[T]):
         "_value",
         "cached",
         "copy_back",
+        "is_begun",
         "is_done",
         "key",
         "ready_at",
@@ -64,6 +65,8 @@ class Handle(Generic[T]):
         """When all ranks had submitted it, where somebody records."""
         self.rows: tuple[tuple[int, ...], ...] = ()
         """Of an allgather: for each tensor, how many rows came from each rank of the set."""
+        self.is_begun = False
+        """Whether a backend has it: others may know of it."""
         self.is_done = False
         """Whether there is a result or an error."""
         self.copy_back: CopyBack | None = None

@@ -148,6 +148,7 @@ class MemoryBackend:
         submits last does everything for all."""
 
     def submit(self, handle: Handle[Any]) -> None:
+        handle.is_begun = True
         self.advance()
         if self._meeting.size > 1:
             self._meeting.submit(self._rank, handle)

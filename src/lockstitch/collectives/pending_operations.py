@@ -92,6 +92,13 @@ class PendingOperations:
             self.tell(handle, Step.SUBMITTED)
         return handle
 
+    def withdraw(self, request: Request, error: BaseException) -> None:
+        """The submission of a request has failed. Where an interrupt came between `begin` and the
+        backend nobody else knows of it: its name is free."""
+        handle = self._handles.get((request.process_set, request.name))
+        if handle is not None and handle.request is request and not handle.is_begun:
+            self.fail(handle, error)
+
     def find(self, process_set: int, name: str) -> Handle[Any] | None:
         """The handle in flight under a name."""
         return self._handles.get((process_set, name))

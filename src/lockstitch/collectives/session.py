@@ -249,16 +249,20 @@ class Session(Operations):
             checks.check(request, process_set, self.rank)
             checks.check_outputs(request)
             request.name = self._name(request.kind, request.process_set)
-        with self._submitting:
-            cached = self._request_cache.of(request, process_set, pending.is_in_flight)
-            if request.outputs is not None and request.outputs is not request.tensors:
-                checks.check_outputs(request)
-            handle = pending.begin(request, cached)
-        handle.copy_back = on_copies
-        if is_for_backend:
-            self._backend.submit(handle)
-        else:
-            self._devices.submit(handle, process_set)
+        try:
+            with self._submitting:
+                cached = self._request_cache.of(request, process_set, pending.is_in_flight)
+                if request.outputs is not None and request.outputs is not request.tensors:
+                    checks.check_outputs(request)
+                handle = pending.begin(request, cached)
+            handle.copy_back = on_copies
+            if is_for_backend:
+                self._backend.submit(handle)
+            else:
+                self._devices.submit(handle, process_set)
+        except BaseException as error:
+            pending.withdraw(request, error)
+            raise
         return handle
 
     def poll(self, handle: Handle[Any]) -> bool:

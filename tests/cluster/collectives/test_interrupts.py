@@ -31,9 +31,11 @@ MODULES = tuple(
         "arithmetic",
         "copying",
         "handles",
+        "mappings",
         "negotiation",
         "outcomes",
         "pending_operations",
+        "request_cache",
         "session",
         "shared_memory.backend",
         "shared_memory.driving",
@@ -219,17 +221,14 @@ def test_wait_that_was_interrupted_keeps_nobody_else_from_waiting(count: int) ->
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_small_reduction_that_is_interrupted_anywhere_is_done_once_or_all_end(size: int) -> None:
-    """From where it is submitted to the ranks' memory to its end; it passes the table."""
-    inside = tuple(
-        each for each in MODULES if ".shared_memory." in each and not each.endswith(".backend")
-    )
+    """From where it is submitted to its end; it passes the table."""
     number, attempt = 0, Attempt(0)
     ranks = Ranks(size, "shared_memory").__enter__()
     in_threads(size, lambda rank: ranks[rank].wait(submitted(ranks[rank], (torch.ones(100),))))
     try:
         while attempt.is_struck:
             number += 1
-            attempt = Attempt(number, inside)
+            attempt = Attempt(number)
             tensors = [(made(each, 100, is_resident=False),) for each in ranks.sessions]
             expected = sum((part for (part,) in tensors[1:]), tensors[0][0].clone()) / size
             late = [submitted(each, tensors[each.rank]) for each in ranks.sessions[1:]]

@@ -44,6 +44,17 @@ def test_name_is_in_flight_until_done(pending: PendingOperations) -> None:
     assert (pending.submitted, pending.completed, pending.failed) == (2, 1, 1)
 
 
+def test_submission_that_no_backend_has_seen_is_withdrawn(pending: PendingOperations) -> None:
+    begun, lost = begin(pending), begin(pending, "b")
+    begun.is_begun = True
+    other = Request(Kind.ALLREDUCE, "b", (torch.ones(2),), reduction=SUM)
+    for request in (begun.request, other, Request(Kind.BARRIER)):
+        pending.withdraw(request, KeyboardInterrupt())
+        assert pending.all() == [begun, lost]
+    pending.withdraw(lost.request, KeyboardInterrupt())
+    assert pending.all() == [begun]
+
+
 def test_broken_session_fails_all_and_keeps_the_first_reason(pending: PendingOperations) -> None:
     handle = begin(pending)
     pending.break_off(CollectiveError("first"))

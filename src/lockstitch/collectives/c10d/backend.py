@@ -179,6 +179,7 @@ class C10dBackend:
     def submit(self, handle: Handle[Any]) -> None:
         if self._is_abandoned:
             self._refuse_child()
+        handle.is_begun = True
         if handle.request.kind is Kind.JOIN:
             self._joining = handle
             self._link.tell(Join(time.time_ns()))

@@ -71,6 +71,7 @@ class SharedMemoryBackend:
     def submit(self, handle: Handle[Any]) -> None:
         if self._is_abandoned:
             self._check_process()
+        handle.is_begun = True
         try:
             while not self._try_submit(handle):
                 self._driver.wait_for_room()
