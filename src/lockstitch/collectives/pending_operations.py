@@ -215,7 +215,7 @@ class PendingOperations:
         if self.observers.stall is not None:
             request = handle.request
             self.observers.stall(
-                Stall(request.name, request.kind, waited, absent, request.process_set)
+                Stall(handle.name, request.kind, waited, absent, request.process_set)
             )
 
     def _stalled(

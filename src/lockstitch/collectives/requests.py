@@ -82,7 +82,7 @@ class Request:
 
     kind: Kind
     name: str = ""
-    """Empty: an automatic one."""
+    """Empty: it is in a queue; if none is given, in that of all nameless ones of its kind."""
     tensors: tuple[torch.Tensor, ...] = ()
     outputs: tuple[torch.Tensor, ...] | None = None
     """Where the results go (may be `tensors` themselves); None makes new tensors. Of an

@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import torch
 
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Automatic names come around again, so that the ranks need not tell each other new ones for ever.
-_AUTOMATIC_NAMES = 1024
 _PATIENCE_SECONDS = 1.0
 # Of these, one rank's result may lie where another one's contribution does.
 _MAY_OVERLAP = (Kind.ALLREDUCE, Kind.BROADCAST)
+# The queues of what has no name.
+_NAMELESS: Final = {kind: f"{kind.value}.noname" for kind in Kind}
 
 
 class Session(Operations):
@@ -87,7 +87,8 @@ class Session(Operations):
         self._staging = Staging(backend, pending)
         # Without a cycle the memory that ranks share is unmapped as soon as it may be.
         self._devices = DeviceRoutes(weakref.proxy(self), bootstrap, self._staging, pending)
-        self._counts: dict[tuple[int, Kind], itertools.count[int]] = {}
+        self._added = itertools.count()
+        self._removed = itertools.count()
         self._set_changes = threading.Lock()
         self._submitting = threading.Lock()
 
@@ -245,10 +246,7 @@ class Session(Operations):
         elif request.kind not in _MAY_OVERLAP and request.outputs:
             check_outputs(request.kind.value, request.outputs)
         if not request.name and not request.queue:
-            # Only now, so that a request that is refused here is not missed in the counting.
-            checks.check(request, process_set, self.rank)
-            checks.check_outputs(request)
-            request.name = self._name(request.kind, request.process_set)
+            request.queue = _NAMELESS[request.kind]
         try:
             with self._submitting:
                 cached = self._request_cache.of(request, process_set, pending.is_in_flight)
@@ -359,7 +357,7 @@ class Session(Operations):
         impossible or existing ranks, `MismatchError` when the ranks differ."""
         with self._set_changes:
             chosen = self._sets.checked(ranks)
-            number = self._count(GLOBAL_SET, Kind.ADD_SET)
+            number = next(self._added)
             name = f"process_set.add.{number}"
             self.wait(self.submit(Request(Kind.ADD_SET, name, ranks=chosen)))
             added = ProcessSet(number + 1, chosen)
@@ -374,8 +372,7 @@ class Session(Operations):
             removed = self._sets[set_id]
             if set_id == GLOBAL_SET:
                 raise ValueError("the process set of all ranks cannot be removed")
-            number = self._count(GLOBAL_SET, Kind.REMOVE_SET)
-            name = f"process_set.remove.{number}"
+            name = f"process_set.remove.{next(self._removed)}"
             self.wait(self.submit(Request(Kind.REMOVE_SET, name, root=set_id)))
             self._sets.remove(set_id)
             gone = CollectiveError(f"process set {set_id} was removed on {self._me}")
@@ -387,15 +384,10 @@ class Session(Operations):
 
     @in_plain_modes
     def join(self) -> int:
-        """Tells that this rank is out of data; see `Operations.join`. All ranks number their
-        unnamed operations anew afterwards: until then those with more data may have submitted more
-        of them."""
+        """Tells that this rank is out of data; see `Operations.join`."""
         self._devices.before_join(self._sets[GLOBAL_SET])
         last = super().join()
         self._devices.after_join()
-        for process_set, kind in list(self._counts):
-            if process_set == GLOBAL_SET and kind not in (Kind.ADD_SET, Kind.REMOVE_SET):
-                self._counts.pop((process_set, kind), None)
         return last
 
     @property
@@ -466,18 +458,3 @@ class Session(Operations):
             route = handle.route or self._backend
             route.wait(handle, gives_up and asked)
 
-    def _name(self, kind: Kind, process_set: int) -> str:
-        """An automatic name, for who gives none."""
-        number = self._count(process_set, kind) % _AUTOMATIC_NAMES
-        automatic = f"{kind.value}.noname.{number}"
-        earlier = self._pending.find(process_set, automatic)
-        if earlier is not None:
-            self._wait(earlier)
-        return automatic
-
-    def _count(self, process_set: int, kind: Kind) -> int:
-        key = (process_set, kind)
-        counter = self._counts.get(key)
-        if counter is None:
-            counter = self._counts.setdefault(key, itertools.count())
-        return next(counter)
