@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from lockstitch.processors import Processors
 
-_LOOKED_AT_ONE_IN: Final = 16
+# A look takes some µs. Ranks that come out of work of their own may share a processor at once, and
+# may not wait for more than a few operations before they go back to it.
+_LOOK_SECONDS: Final = 200e-6
 _LEAST_SECONDS: Final = 10e-3
 
 
@@ -46,16 +48,17 @@ class Spreading:
         self._sleepers = sleepers
         self._processors: Processors = processors or HostProcessors()
         self._now = now
-        self._waits = 0
+        self._next_look = 0.0
         self._not_before = 0.0
         self._idle = IdleWatch(self._processors)
 
     def note_wait(self) -> None:
         """This thread is going to wait. Now and then it looks where it is, and moves."""
-        self._waits += 1
-        if self._waits % _LOOKED_AT_ONE_IN == 0:
+        now = self._now()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
             try:
-                self._look()
+                self._look(now)
             except OSError:  # it is forbidden here, or not found out
                 self._not_before = float("inf")
 
@@ -63,11 +66,10 @@ class Spreading:
         """This rank waits no more."""
         self._places[self._rank] = 0
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         processors = self._processors
         here = processors.current()
         self._places[self._rank] = here + 1
-        now = self._now()
         if now < self._not_before:
             return
         target, others = self._better(here, processors.allowed())

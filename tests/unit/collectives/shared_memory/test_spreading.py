@@ -70,6 +70,17 @@ def test_ranks_of_one_processor_spread_over_idle_ones() -> None:
     assert host.wait() == [0, 0, 1, 1]
 
 
+def test_a_few_waits_between_works_of_its_own_are_enough() -> None:
+    host = Host(4, processors=2)
+    host.wait(idle=[1])
+    host.threads[3].here = 1
+    for _ in range(2):
+        host.seconds += 20e-3
+        for spreading in host.spreadings:
+            spreading.note_wait()
+    assert [thread.here for thread in host.threads] == [0, 0, 1, 1]
+
+
 def test_two_ranks_part() -> None:
     host = Host(2, processors=8)
     host.wait(idle=range(1, 8))
