@@ -80,7 +80,7 @@ class Membership:
             is_message,
             cached.shapes,
             cached.dtypes,
-            [each.shape for each in results],
+            [each.shape for each in results] if results else (),
             handle.key,
             handle.submitted_at,
             limit_seconds,

@@ -11,7 +11,7 @@ Between hosts torch's own group of Gloo sends and receives (`gloo_messages`).
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch import distributed
 
@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from lockstitch.c10d.membership import Membership
 
 _POLL_SECONDS: Final = 10e-3
+_MOST_WAYS: Final = 1 << 12
+
+
+class _Way(NamedTuple):
+    """What all messages have in common that one rank sends another one with one tag."""
+
+    source: int
+    queue: str
+    pair: int
+    """The set of the two ranks."""
+    name: str
+    """As torch calls them."""
 
 
 class Messages:
@@ -38,40 +50,40 @@ class Messages:
         self._group = group
         self._session = group.session
         self._rank = group.session.rank
+        self._ways: dict[tuple[int, int, int], _Way] = {}
+        """By who sends, who receives, and the tag."""
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
         """Begins to send; the tensor must not change before the work is done."""
-        mine = (flat_input(tensor),)
-        request = Request(
-            Kind.BROADCAST,
-            queue=_queue(self._rank, to, tag),
-            tensors=mine,
-            outputs=mine,
-            root=self._rank,
-            process_set=self._session.open_pair(to).id,
-        )
-        name = f"send {self._rank}->{to}"
-        return self._begun(request, name, tensor, Outputs(), self._rank)
+        way = self._way(self._rank, to, tag)
+        return self._begun(way, flat_input(tensor), tensor, Outputs())
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> MessageWork:
         """Begins to receive into the tensor, of as many elements as are sent."""
         outputs = Outputs()
-        into = (outputs.flat(tensor),)
-        request = Request(
-            Kind.BROADCAST,
-            queue=_queue(source, self._rank, tag),
-            tensors=into,
-            outputs=into,
-            root=source,
-            process_set=self._session.open_pair(source).id,
-        )
-        return self._begun(request, f"recv {self._rank}<-{source}", tensor, outputs, source)
+        way = self._way(source, self._rank, tag)
+        return self._begun(way, outputs.flat(tensor), tensor, outputs)
+
+    def _way(self, source: int, to: int, tag: int) -> _Way:
+        way = self._ways.get((source, to, tag))
+        if way is None:
+            peer, what = (to, "send {}->{}") if source == self._rank else (source, "recv {1}<-{0}")
+            pair = self._session.open_pair(peer).id
+            way = _Way(source, _queue(source, to, tag), pair, what.format(source, to))
+            if len(self._ways) >= _MOST_WAYS:
+                self._ways.clear()
+            self._ways[source, to, tag] = way
+        return way
 
     def _begun(
-        self, request: Request, name: str, tensor: torch.Tensor, outputs: Outputs, source: int
+        self, way: _Way, vector: torch.Tensor, tensor: torch.Tensor, outputs: Outputs
     ) -> MessageWork:
+        source, queue, pair, name = way
+        whole = (vector,)
         try:
-            handle = self._session.submit(request)
+            handle = self._session.submit(
+                Request(Kind.BROADCAST, "", whole, whole, None, source, None, pair, queue=queue)
+            )
         except CollectiveError as error:
             raise self._group.explained(error, f"{name}, in {self._group.label}") from error
         entry = self._group.recorded(handle, name, (), 0.0, is_message=True)

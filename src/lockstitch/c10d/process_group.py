@@ -457,7 +457,8 @@ class ProcessGroup(_TorchGroup):
         except CollectiveError as error:
             raise self._group.explained(error, f"{name}, in {self._label}") from error
         limit = getattr(opts, "timeout", NO_TIMEOUT).total_seconds()
-        entry = self._group.recorded(handle, name, results, limit, callback=callback)
+        others = results if outputs is not None else ()  # else it is in place
+        entry = self._group.recorded(handle, name, others, limit, callback=callback)
         if request.is_awaited and outputs is None and limit <= 0:
             try:
                 self._session.wait(handle)

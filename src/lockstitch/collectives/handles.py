@@ -40,42 +40,29 @@ class Route(Protocol):
 class Handle(Generic[T]):
     """One operation of this rank. `Session.wait(handle)` gives its result, as often as asked."""
 
-    __slots__ = (
-        "_error",
-        "_signal",
-        "_value",
-        "cached",
-        "copy_back",
-        "is_begun",
-        "is_done",
-        "key",
-        "ready_at",
-        "request",
-        "route",
-        "rows",
-        "submitted_at",
-    )
+    # What few operations need is declared here: to assign it would show in every small one.
+    ready_at = 0.0
+    """When all ranks had submitted it, where somebody records."""
+    rows: tuple[tuple[int, ...], ...] = ()
+    """Of an allgather: for each tensor, how many rows came from each rank of the set."""
+    copy_back: CopyBack | None = None
+    """For tensors of a device."""
+    route: Route | None = None
+    """By which it goes, if not by the session's backend."""
+    is_begun = False
+    """Whether a backend has it: others may know of it."""
+    _value: object = None
+    _error: BaseException | None = None
+    _signal: threading.Event | None = None
 
     def __init__(self, request: Request, cached: CachedRequest, submitted_at: float = 0.0) -> None:
         self.request = request
-        self.key = (request.process_set, request.name)
+        self.key = cached.key
+        """Its process set and its name."""
         self.cached = cached
         self.submitted_at = submitted_at
-        self.ready_at = 0.0
-        """When all ranks had submitted it, where somebody records."""
-        self.rows: tuple[tuple[int, ...], ...] = ()
-        """Of an allgather: for each tensor, how many rows came from each rank of the set."""
-        self.is_begun = False
-        """Whether a backend has it: others may know of it."""
         self.is_done = False
         """Whether there is a result or an error."""
-        self.copy_back: CopyBack | None = None
-        """For tensors of a device."""
-        self.route: Route | None = None
-        """By which it goes, if not by the session's backend."""
-        self._value: object = None
-        self._error: BaseException | None = None
-        self._signal: threading.Event | None = None
 
     def __repr__(self) -> str:
         state = "under way"
@@ -102,7 +89,9 @@ class Handle(Generic[T]):
     def complete(self, value: object) -> None:
         """The operation is done."""
         self._value = value
-        self._finish()
+        self.is_done = True
+        if self._signal is not None:
+            self._signal.set()
 
     def fail(self, error: BaseException) -> None:
         """The operation has failed; harmless when it is done already."""
@@ -110,12 +99,9 @@ class Handle(Generic[T]):
             self._error = error
             if self.copy_back is not None:
                 self.copy_back.abandon()
-            self._finish()
-
-    def _finish(self) -> None:
-        self.is_done = True
-        if self._signal is not None:
-            self._signal.set()
+            self.is_done = True
+            if self._signal is not None:
+                self._signal.set()
 
     def signal(self) -> threading.Event:
         """Something to wait on: set when the operation is done, or by `nudge`."""

@@ -89,15 +89,22 @@ def _is_of_object_store(path: Sequence[str]) -> bool:
     return bool(path) and Path(path[0].removesuffix(" (deleted)")).name.startswith("plasma")
 
 
+def is_usual(request: Request) -> bool:
+    """Returns whether it is what nearly all are, and nothing below matters to it: one tensor, in
+    one piece of host memory that torch has allocated for this process alone, and the result goes to
+    its place or to a new one."""
+    tensors, outputs = request.tensors, request.outputs
+    if len(tensors) != 1 or not (outputs is tensors or outputs is None):
+        return False
+    (tensor,) = tensors
+    return tensor.is_cpu and tensor.is_contiguous() and is_ours(tensor)
+
+
 def must_be_copied(request: Request, rank: int) -> bool:
     """Returns whether a request may not be performed on its own tensors: they are shared with other
     processes, or have memory in common. Raises `ValueError` where a result cannot be written where
     it is wanted."""
     tensors, outputs = request.tensors, request.outputs or ()
-    if len(tensors) == 1 and (outputs is tensors or not outputs):  # the usual cases
-        (tensor,) = tensors
-        if tensor.is_contiguous() and is_ours(tensor):
-            return False
     if outputs and not _keeps_its_own(request, rank):
         check_outputs(
             repr(request.name) if request.name else f"a nameless {request.kind.value}", outputs

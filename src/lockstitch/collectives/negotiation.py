@@ -205,12 +205,13 @@ class Negotiation:
         if entries is None:
             entry = self._new_entry(epoch)
             entries = self._open[name] = [entry]
-        for entry in entries:
-            if rank not in entry.parts and entry.epoch == epoch:
-                break
         else:
-            entry = self._new_entry(epoch)
-            entries.append(entry)
+            for entry in entries:
+                if rank not in entry.parts and entry.epoch == epoch:
+                    break
+            else:
+                entry = self._new_entry(epoch)
+                entries.append(entry)
         parts = entry.parts
         parts[rank] = event
         entry.missing -= 1

@@ -48,6 +48,8 @@ class PendingOperations:
         self.observers = Observers()
         self.submitted = self.completed = self.failed = self.tensor_bytes = 0
         self._handles: dict[tuple[int, str], Handle[Any]] = {}
+        self.is_in_flight: Callable[[tuple[int, str]], bool] = self._handles.__contains__
+        """Whether there is one, by process set and name."""
         self._broken: BaseException | None = None
         self.is_broken = False
         """Whether nothing can begin any more."""
@@ -74,9 +76,7 @@ class PendingOperations:
     def begin(self, request: Request, cached: CachedRequest) -> Handle[Any]:
         """A handle for a new operation; `ValueError` when its name is in flight."""
         handle: Handle[Any] = Handle(request, cached, self._now())
-        key = handle.key
-        known = self._handles.setdefault(key, handle)
-        if known is not handle:
+        if self._handles.setdefault(handle.key, handle) is not handle:
             me = self.names.one(self.rank)
             raise ValueError(
                 f"{request.name!r} is in flight on {me} already: wait for its handle before "
@@ -102,10 +102,6 @@ class PendingOperations:
     def find(self, process_set: int, name: str) -> Handle[Any] | None:
         """The handle in flight under a name."""
         return self._handles.get((process_set, name))
-
-    def is_in_flight(self, key: tuple[int, str]) -> bool:
-        """Returns whether there is one, by process set and name."""
-        return key in self._handles
 
     def note_ready(self, handle: Handle[Any]) -> None:
         """All ranks have submitted the operation: its work begins."""

@@ -33,7 +33,12 @@ from lockstitch.attach.values import CollectiveWait, Counter, GroupReport, in_wo
 from lockstitch.collectives import checks
 from lockstitch.collectives.device_routes import DeviceRoutes
 from lockstitch.collectives.events import Observers, Statistics
-from lockstitch.collectives.mappings import OperationOnCopies, check_outputs, must_be_copied
+from lockstitch.collectives.mappings import (
+    OperationOnCopies,
+    check_outputs,
+    is_usual,
+    must_be_copied,
+)
 from lockstitch.collectives.operations import Awaited, Deferred, Operations
 from lockstitch.collectives.process_sets import ProcessSet, pair_id
 from lockstitch.collectives.request_cache import RequestCache
@@ -235,16 +240,14 @@ class Session(Operations):
         if pending.is_broken:
             pending.check()
         process_set = self._sets[request.process_set]
-        is_for_backend = self._is_on_host(request) or self._backend.takes_devices
-        if not is_for_backend:
-            checks.check_devices(request)
+        is_for_backend = True
         on_copies: OperationOnCopies | None = None
-        if request.kind in _MAY_OVERLAP and must_be_copied(request, self._rank):
-            checks.check_outputs(request)
-            on_copies = OperationOnCopies(request, self._rank)
-            request = on_copies.request
-        elif request.kind not in _MAY_OVERLAP and request.outputs:
-            check_outputs(request.kind.value, request.outputs)
+        if not is_usual(request):
+            is_for_backend = self._is_on_host(request) or self._backend.takes_devices
+            if not is_for_backend:
+                checks.check_devices(request)
+            if (on_copies := self._on_copies(request)) is not None:
+                request = on_copies.request
         if not request.name and not request.queue:
             request.queue = _NAMELESS[request.kind]
         try:
@@ -253,7 +256,8 @@ class Session(Operations):
                 if request.outputs is not None and request.outputs is not request.tensors:
                     checks.check_outputs(request)
                 handle = pending.begin(request, cached)
-            handle.copy_back = on_copies
+            if on_copies is not None:
+                handle.copy_back = on_copies
             if is_for_backend:
                 self._backend.submit(handle)
             else:
@@ -441,6 +445,18 @@ class Session(Operations):
 
     # ------------------------------------------------------------ inside
 
+    def _on_copies(self, request: Request) -> OperationOnCopies | None:
+        """What a request comes to that may not be performed on its own tensors. Raises `ValueError`
+        where its result cannot be written where it is wanted."""
+        if request.kind not in _MAY_OVERLAP:
+            if request.outputs:
+                check_outputs(request.kind.value, request.outputs)
+            return None
+        if not must_be_copied(request, self._rank):
+            return None
+        checks.check_outputs(request)
+        return OperationOnCopies(request, self._rank)
+
     @property
     def _me(self) -> str:
         return self._pending.names.one(self.rank)
@@ -457,4 +473,3 @@ class Session(Operations):
         while not handle.is_done and not has_given_up:
             route = handle.route or self._backend
             route.wait(handle, gives_up and asked)
-

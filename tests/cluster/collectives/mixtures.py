@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lockstitch.collectives import SUM, ReduceOp, Reduction
+from lockstitch.collectives import SUM, Kind, ReduceOp, Reduction, Request
 from tests.cluster.collectives.ranks import in_threads
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Mixture:
         self._seeds = 0
         self._everybody = list(range(size))
         # Most come one by one.
-        ways = [self._one_by_one] * 6
+        ways = [self._one_by_one] * 6 + [self._of_other_kinds] * 3 + [self._between_two] * 2
         ways += [self._shuffled, self._in_threads, self._as_group, self._until_data_end]
         ways += [self._in_set, self._without_names]
         self._rounds = [
@@ -91,6 +91,61 @@ class Mixture:
         for each in ops:
             handle = self._begin(session, each, each[0], own)
             self._end(session, each, handle, own, self._everybody)
+
+    def _of_other_kinds(
+        self, session: Session, ops: list[Drawn], own: random.Random, _chosen: int
+    ) -> None:
+        for name, seed, _, length in ops:
+            mine, root = values(session.rank, seed, length), seed % self._size
+            form: Any = own.choice([session, session.awaited, session.deferred])
+            all_parts = [values(rank, seed, length) for rank in self._everybody]
+            kind = seed % 5
+            name = f"{kind}.{root}.{name}"
+            if kind == 0:
+                session.barrier()
+            elif kind == 1:
+                output = mine if own.random() < 0.5 else None
+                handle = form.broadcast(mine, root, name=name, output=output)
+                assert torch.equal(session.wait(handle), all_parts[root])
+            elif kind == 2:
+                gathered = session.wait(form.allgather(mine, name=name))
+                assert torch.equal(gathered, torch.cat(all_parts))
+            elif kind == 3:
+                rows = session.wait(form.alltoall(mine.expand(self._size, -1), name=name))[0]
+                assert torch.equal(rows, torch.stack(all_parts))
+            else:
+                whole = mine.expand(self._size, -1)
+                scattered = session.wait(form.reducescatter(whole, SUM, name=name))
+                wanted = folded(all_parts, ReduceOp.SUM, self._size)
+                assert torch.equal(scattered, wanted[None])
+
+    def _between_two(
+        self, session: Session, ops: list[Drawn], own: random.Random, _chosen: int
+    ) -> None:
+        """Messages of two ranks, one by one or some at a time."""
+        if session.rank > 1 or not session.has_pairs:
+            return
+        pair = session.open_pair(1 - session.rank).id
+        sent, at_a_time = [], own.randint(1, 3)
+        for _, seed, _, length in ops:
+            root = seed % 2
+            tensors = (values(session.rank, seed, length),)
+            queue, is_awaited = f"{root} to {1 - root}", own.random() < 0.5
+            request = Request(
+                Kind.BROADCAST,
+                tensors=tensors,
+                outputs=tensors,
+                root=root,
+                process_set=pair,
+                is_awaited=is_awaited,
+                queue=queue,
+            )
+            sent.append((session.submit(request), values(root, seed, length)))
+            if len(sent) >= at_a_time:
+                handle, wanted = sent.pop(0)
+                assert torch.equal(session.wait(handle), wanted)
+        for handle, wanted in sent:
+            assert torch.equal(session.wait(handle), wanted)
 
     def _without_names(
         self, session: Session, ops: list[Drawn], own: random.Random, _chosen: int

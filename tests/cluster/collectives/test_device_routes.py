@@ -37,6 +37,7 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
         return ProcessGroupOperations(rank, store, "cpu", peers=peers_of(rank, store))
 
     monkeypatch.setattr(Session, "_is_on_host", staticmethod(is_on_host))
+    monkeypatch.setattr("lockstitch.collectives.session.is_usual", lambda _request: False)
     monkeypatch.setattr(NcclBootstrap, "_placed", placement)
     monkeypatch.setattr(NcclBootstrap, "_groups", groups)
     return gpus

@@ -36,6 +36,7 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
         return not request.tensors
 
     monkeypatch.setattr(Session, "_is_on_host", staticmethod(is_on_host))
+    monkeypatch.setattr("lockstitch.collectives.session.is_usual", lambda _request: False)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -191,6 +192,7 @@ def test_ranks_with_tensors_elsewhere_and_in_host_memory_meet(ranks, monkeypatch
         return not request.tensors or request.tensors[0][0].item() == 1.0
 
     monkeypatch.setattr(Session, "_is_on_host", staticmethod(is_on_host))
+    monkeypatch.setattr("lockstitch.collectives.session.is_usual", lambda _request: False)
 
     def program(session: Session) -> None:
         for count in (10, 1 << 20):

@@ -40,6 +40,7 @@ _BLOCK_BYTES_OF_TWO = 1 << 18
 _BLOCK_BYTES_OF_MORE = 1 << 19
 
 _MOVING = (Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER)
+_MAY_BE_SHORT = (Kind.ALLREDUCE, Kind.BARRIER, *_MOVING)
 _KEPT_VIEWS = 64
 _KEPT_SLICES = 8
 
@@ -93,10 +94,10 @@ class Definition:
         self.is_large = is_cut and self.layout.size > ONE_PHASE_BYTES
         """Whether private tensors of this description travel in chunks."""
         self.is_short = (
-            self.has_single
+            description.kind in _MAY_BE_SHORT
+            and len(self.dtypes) <= 1
             and self.layout.size <= SHORT_BYTES
-            and reduction is not None
-            and reduction.prescale == 1.0
+            and (reduction is None or reduction.prescale == 1.0)
         )
         """Whether it may take the shortcut."""
         self._scale: tuple[int, Scale] = (0, UNSCALED)
@@ -112,6 +113,13 @@ class Definition:
             scale = result_scale(self.description.reduction, set_size)
             self._scale = set_size, scale
         return scale
+
+    def is_given_by(self, rank: int) -> bool:
+        """Whether a rank gives the others anything: of a broadcast the root only does."""
+        description = self.description
+        return bool(self.dtypes) and (
+            description.kind is not Kind.BROADCAST or description.root == rank
+        )
 
     def view(self, segment: Segment, begin: int) -> torch.Tensor:
         """The single tensor that lies at byte `begin` of the segment."""

@@ -19,6 +19,7 @@ from lockstitch.collectives.arithmetic import (
     scaled_copy,
 )
 from lockstitch.collectives.copying import copy
+from lockstitch.collectives.outcomes import value_of
 from lockstitch.collectives.shared_memory.definitions import block_bytes_for
 from lockstitch.collectives.shared_memory.operations import fill_from_vectors, vectors_for
 from lockstitch.collectives.shared_memory.rounds import SLOTS, InRounds
@@ -79,8 +80,8 @@ class InChunks(InRounds):
     def begin(
         self,
         context: OperationContext,
-        parts: list[Part | None],
-        present: list[Part],
+        parts: Sequence[Part | None],
+        present: Sequence[Part],
         position: int,
     ) -> None:
         super().begin(context, parts, present, position)
@@ -120,7 +121,7 @@ class InChunks(InRounds):
         return given < len(self._chunks)
 
     def result(self) -> object:
-        return self.finish(self._results)
+        return value_of(self.request, self._results)
 
     def _cut(self, flat: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         return [

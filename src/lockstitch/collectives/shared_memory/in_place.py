@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstitch.collectives.arithmetic import outputs_of, result_scale
 from lockstitch.collectives.copying import copy
+from lockstitch.collectives.outcomes import value_of
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
 from lockstitch.memory.arena import ArenaFullError
 from lockstitch.torch_internals.tensors import version_of
@@ -76,7 +77,7 @@ class InPlace(Operation):
         return not part.produced
 
     def result(self) -> object:
-        return self.finish(self._results)
+        return value_of(self.request, self._results)
 
     def _reduce_slice(self, context: OperationContext) -> None:
         assert self.request.reduction is not None

@@ -118,13 +118,16 @@ class LogWriter:
         self._limit = min(readers, default=self._tail) + self._size
         return self._tail + count <= self._limit
 
-    def append_one(self, word: int) -> None:
-        """Writes a record of one word; there must be room."""
+    def append_if_room(self, word: int, spare: int) -> bool:
+        """Writes a record of one word, if there is room for it and `spare` more."""
         tail = self._tail
+        if tail + spare >= self._limit and not self.has_room(spare + 1):
+            return False
         self._ring[tail % self._size] = word
         if not STORES_ARE_ORDERED:
             self._fence()
         self._tails[self._index] = self._tail = tail + 1
+        return True
 
     def append(self, words: Sequence[int]) -> None:
         """Writes a record; there must be room."""

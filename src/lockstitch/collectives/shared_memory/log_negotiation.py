@@ -113,14 +113,13 @@ class LogNegotiation:
         done nothing, where there is no room yet."""
         cached = handle.cached
         definition: Definition | None = cached.note
-        if self._shortcut.handle is not None:
-            self._leave_shortcut()
-        elif definition is not None and definition.is_short and self._is_alone(handle.request):
-            self._take_shortcut(handle, definition)
-            if not self.table.is_waiting:
-                return self._shortcut.is_promising or not handle.request.is_awaited
-            self._leave_shortcut()
-            return True
+        shortcut = self._shortcut
+        if shortcut.handle is not None:
+            self._look_down_shortcut()  # after which it may be over
+            if shortcut.handle is not None:
+                self._leave_shortcut()
+        if definition is not None and definition.is_short and self._is_alone(handle.request):
+            return self._take_shortcut(handle, definition)
         if handle.request.kind is Kind.JOIN:
             self._join(handle)
             return True
@@ -189,16 +188,25 @@ class LogNegotiation:
             and not request.is_deferred
         )
 
-    def _take_shortcut(self, handle: Handle[Any], definition: Definition) -> None:
-        word = self._shortcut.prepare(handle, definition)
+    def _take_shortcut(self, handle: Handle[Any], definition: Definition) -> bool:
+        """Submits there, and looks whether all others have done so before; whether one should look
+        at the logs at once."""
+        shortcut = self._shortcut
+        word = shortcut.prepare(handle, definition)
         self.is_changing = True
         try:
-            self._publisher.publish_submission(word)
+            number = self._publisher.publish_submission(word)
         except LogFullError:
             self.is_changing = False
             raise
-        self._shortcut.begin(handle, definition, self._publisher.words_written)
+        shortcut.begin(handle, definition, number)
         self.is_changing = False
+        if self.table.is_waiting:
+            self._leave_shortcut()
+            return True
+        if self._look_down_shortcut() is None:
+            return True
+        return shortcut.handle is not None and not handle.request.is_awaited
 
     def _leave_shortcut(self) -> None:
         """What is under way there goes on by the table, as if it had never been elsewhere."""
@@ -211,7 +219,7 @@ class LogNegotiation:
         operation = Whole(handle, definition)
         operation.lane = shortcut.lane
         operation.lane_place = shortcut.place
-        place = shortcut.place_of(self._rank, shortcut.place)
+        place = shortcut.place_of(self._rank, definition, shortcut.place)
         part = Part(self._rank, definition, place, is_resident=False, is_short=True)
         part.operation = operation
         self._follow(self.table.handle(Submitted(self._rank, definition.description, part)))
@@ -234,7 +242,7 @@ class LogNegotiation:
                 shortcut.is_ready = True
                 self._pending.note_ready(shortcut.handle)
             try:
-                result = shortcut.reduce()
+                result = shortcut.result()
             except Exception:  # noqa: BLE001 - it is this rank's alone: raised there once more
                 self._leave_shortcut()
                 return None
@@ -355,7 +363,8 @@ class LogNegotiation:
         definition = self._definitions.of(rank, number)
         offset = argument & log.PLACE_MASK
         if argument & log.SHORT:
-            part = Part(rank, definition, self._shortcut.place_of(rank, offset), False, True)
+            place = self._shortcut.place_of(rank, definition, offset)
+            part = Part(rank, definition, place, False, True)
         else:
             place = self._arena_begins[rank] + offset if offset else NOWHERE
             part = Part(rank, definition, place, bool(argument & log.RESIDENT))

@@ -35,12 +35,15 @@ from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory.operations import (
     NOWHERE,
     fill_from_vectors,
+    finished,
     vectors_for,
 )
 from lockstitch.collectives.shared_memory.rounds import SLOTS, InRounds
 from lockstitch.errors import MismatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.shared_memory.definitions import Definition
     from lockstitch.collectives.shared_memory.operations import OperationContext, Part
@@ -136,8 +139,8 @@ class Moving(InRounds):
     def begin(
         self,
         context: OperationContext,
-        parts: list[Part | None],
-        present: list[Part],
+        parts: Sequence[Part | None],
+        present: Sequence[Part],
         position: int,
     ) -> None:
         super().begin(context, parts, present, position)
@@ -234,7 +237,8 @@ class Moving(InRounds):
             raise self._error
         if self.request.kind is Kind.BROADCAST:
             fill_from_vectors(self._results, self._sinks)
-        self._value = self.finish(self._results)
+        described = [part.definition.description if part else None for part in self.parts]
+        self._value = finished(self.handle, described, self._results)
         return True
 
     def result(self) -> object:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.collectives.handles import Handle
-    from lockstitch.collectives.requests import Request
+    from lockstitch.collectives.requests import Description, Request
     from lockstitch.collectives.shared_memory.definitions import Definition
     from lockstitch.collectives.shared_memory.segment import Segment
 
@@ -84,18 +84,11 @@ class Lane:
 class Part:
     """What one rank has logged of an operation."""
 
-    __slots__ = (
-        "definition",
-        "is_done",
-        "is_resident",
-        "is_short",
-        "operation",
-        "place",
-        "produced",
-        "rank",
-        "reduced",
-        "whole_place",
-    )
+    is_done = False
+    operation: Operation | None = None
+    # How many chunks, or slices, there are.
+    produced = 0
+    reduced = 0
 
     def __init__(
         self,
@@ -115,41 +108,38 @@ class Part:
         self.is_resident = is_resident
         self.is_short = is_short
         """Whether it lies in the lane of its rank."""
-        self.produced = 0
-        self.reduced = 0
-        self.is_done = False
-        self.operation: Operation | None = None
 
 
 class Operation:
     """One operation as this rank performs it. `prepare` before it is submitted, `begin` when all
     parts are known, `step` until it says that it is done."""
 
+    parts: Sequence[Part | None] = ()
+    present: Sequence[Part] = ()
+    position = 0
+    """The position of this rank among the parts."""
+    held: tuple[int, ...] = ()
+    """The places in this rank's arena that are given back when all others are done."""
+    lane: Lane | None = None
+    """That of this rank, where its tensor lies there."""
+    lane_place = 0
+    is_short = False
+    """Whether the tensors of all ranks lie in lanes."""
+    unread = 0
+    """How many other ranks may still read what lies there."""
+    fails_alone = False
+    """Whether an error that `step` raises is this rank's alone: it owes the others nothing."""
+
     def __init__(self, handle: Handle[Any], definition: Definition) -> None:
         self.handle = handle
         self.request: Request = handle.request
         self.definition = definition
-        self.parts: list[Part | None] = []
-        self.present: list[Part] = []
-        self.position = 0
-        """The position of this rank among the parts."""
-        self.held: list[int] = []
-        """The places in this rank's arena that are given back when all others are done."""
-        self.lane: Lane | None = None
-        """That of this rank, where its tensor lies there."""
-        self.lane_place = 0
-        self.is_short = False
-        """Whether the tensors of all ranks lie in lanes."""
-        self.unread = 0
-        """How many other ranks may still read what lies there."""
-        self.fails_alone = False
-        """Whether an error that `step` raises is this rank's alone: it owes the others nothing."""
 
     def begin(
         self,
         _context: OperationContext,
-        parts: list[Part | None],
-        present: list[Part],
+        parts: Sequence[Part | None],
+        present: Sequence[Part],
         position: int,
     ) -> None:
         """Called when all ranks are ready. `parts` are by position, None for a rank that has
@@ -167,25 +157,25 @@ class Operation:
         make work for the garbage collector with every operation."""
         for part in self.present:
             part.operation = None
-        self.parts = []
-        self.present = []
-        self.held = []
+        self.parts = self.present = self.held = ()
 
     def step(self, context: OperationContext) -> bool:
         """Goes on as far as it can without waiting; True when this rank's part is over. Where an
         interrupt ends it, at any call, it is called again: nothing may be lost or done twice."""
         raise NotImplementedError
 
-    def finish(self, results: list[torch.Tensor]) -> object:
-        """The value for whoever waits."""
-        if self.request.kind is Kind.ALLGATHER:
-            described = [part.definition.description if part else None for part in self.parts]
-            self.handle.rows = rows_gathered(described)
-        return value_of(self.request, results)
-
     def result(self) -> object:
         """The value, when `step` is over."""
         raise NotImplementedError
+
+
+def finished(
+    handle: Handle[Any], described: Sequence[Description | None], results: list[torch.Tensor]
+) -> object:
+    """The value for whoever waits, of an operation that all ranks have described so."""
+    if handle.request.kind is Kind.ALLGATHER:
+        handle.rows = rows_gathered(described)
+    return value_of(handle.request, results)
 
 
 def stage(request: Request, views: Sequence[torch.Tensor]) -> None:

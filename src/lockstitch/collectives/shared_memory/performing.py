@@ -21,6 +21,8 @@ from lockstitch.collectives.shared_memory.routes import agreed
 from lockstitch.collectives.shared_memory.whole import Whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lockstitch.collectives.negotiation import Perform
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet
@@ -76,18 +78,17 @@ class Performer:
         self._pending.note_ready(operation.handle)
         present: list[Part] = [each.note for each in ready.parts.values()]
         operation = agreed(operation, present)
-        unread = short = 0
+        unread = -1  # this rank's own part is not done
         for part in present:
             unread += not part.is_done
-            short += part.is_short
             part.operation = operation
-        operation.unread = unread - 1  # this rank's own part is not done
+        operation.unread = unread
         if operation.lane is not None:
-            operation.is_short = short == len(self.ranks)
+            operation.is_short = sum(part.is_short for part in present) == len(self.ranks)
             if operation.is_short:
                 lane, operation.lane = operation.lane, None
                 lane.settle(operation.lane_place)
-        parts: list[Part | None] = [*present]
+        parts: Sequence[Part | None] = present
         if len(present) < len(self.ranks):
             parts = [ready.parts[rank].note if rank in ready.parts else None for rank in self.ranks]
         operation.begin(self, parts, present, self._position)
@@ -189,13 +190,13 @@ class Performer:
     def take(self, operation: Operation, size: int) -> int:
         """See `OperationContext`, as for all that follow."""
         place = self._arena.take(size)
-        operation.held.append(place)
+        operation.held = (*operation.held, place)
         return self._arena_begin + place
 
     def give_back(self, operation: Operation) -> None:
         for place in operation.held:
             self._arena.give_back(place)
-        operation.held = []
+        operation.held = ()
 
     def tell_progress(self, operation: Operation, count: int) -> None:
         self._publisher.publish_word(word(log.SLICE_DONE, operation.handle.cached.number, count))

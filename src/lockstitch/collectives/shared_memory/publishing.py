@@ -55,19 +55,19 @@ class Publisher:
 
     def publish_word(self, word: int, is_urgent: bool = True) -> None:
         """Writes a record of one word; wakes nobody for what is not urgent."""
-        if self.backlog or not self._writer.has_room(1):
+        if self.backlog or not self._writer.append_if_room(word, 0):
             self.backlog.append(word)
             return
-        self._writer.append_one(word)
         if is_urgent:
             self._wakeups.wake(self._others)
 
-    def publish_submission(self, word: int) -> None:
-        """The same for one word that submits something, for which `check_room` may raise."""
-        if self.backlog or not self._writer.has_room(1 + _RESERVE_WORDS):
+    def publish_submission(self, word: int) -> int:
+        """The same for one word that submits something, for which `check_room` may raise; returns
+        how much this rank has told by then."""
+        if self.backlog or not self._writer.append_if_room(word, _RESERVE_WORDS):
             raise LogFullError
-        self._writer.append_one(word)
         self._wakeups.wake(self._others)
+        return self._writer.written
 
     def publish_leave(self, reason: str, is_death: bool) -> None:
         """Tells, last of all, why this rank's session ends, and whether by another one's death."""

@@ -1,16 +1,18 @@
-"""One reduction of a small tensor at a time, past the table: most programs wait for each before
-they submit the next, and then the table has nothing to decide.
+"""One operation on a small tensor at a time, past the table: most programs wait for each before
+they submit the next, and then the table has nothing to decide. So small reductions go, barriers,
+and messages between two ranks.
 
-A rank of which nothing is under way copies such a tensor into its *lane*, beside the logs, and says
-so by a SUBMIT with the flag SHORT. While the next word of every other rank is a SHORT of the same
-definition, all are ready, by the rules of the table; each reduces what lies in the lanes, in the
-order of ranks. Whatever else comes, from another rank or another thread of this one, sends the
-operation to the table (`LogNegotiation`), which goes on as if it had been there from the beginning:
-no word is taken from a log before it is known that all fit.
+A rank of which nothing is under way copies its tensor into its *lane*, beside the logs, and says so
+by a SUBMIT with the flag SHORT. While the next word of every other rank is a SHORT of the same
+definition, all are ready, by the rules of the table; each makes its result of what lies in the
+lanes, in the order of ranks. Whatever else comes, from another rank or another thread of this one,
+sends the operation to the table (`LogNegotiation`), which goes on as if it had been there from the
+beginning: no word is taken from a log before it is known that all fit.
 
-Of more than two ranks the last to submit leaves its result in its lane for those who come later: a
-copy takes less than all the sums, and ranks that wait for a processor come later. Who finds none
-does not wait for it. A word for each rank says to which of its submissions its result belongs.
+Of more than two ranks the last to submit leaves the result of a reduction in its lane for those who
+come later: a copy takes less than all the sums, and ranks that wait for a processor come later. Who
+finds none does not wait for it. A word for each rank says to which of its submissions its result
+belongs.
 
 A lane has several places. Who says SHORT is done with everything that it had submitted before. So
 when an operation finds SHORTs of all, nobody reads any more what lies in the place of the one
@@ -24,9 +26,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.collectives.shared_memory import log
-from lockstitch.collectives.shared_memory.operations import Lane
+from lockstitch.collectives.shared_memory.operations import NOWHERE, Lane
 from lockstitch.collectives.shared_memory.segment import LANE_PLACES, SHORT_BYTES
-from lockstitch.collectives.shared_memory.whole import output_of, reduced
+from lockstitch.collectives.shared_memory.whole import combined, output_of, reduced
 from lockstitch.fences import STORES_ARE_ORDERED, Fence
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lockstitch.collectives.arithmetic import Parts
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.requests import Request
@@ -58,10 +61,11 @@ OTHERWISE: Final = 3
 class _Views:
     """The tensors in one rank's lane, which begins at that byte of the segment."""
 
-    __slots__ = ("_begin", "_known", "_segment")
+    __slots__ = ("_begin", "_known", "_rank", "_segment")
 
-    def __init__(self, segment: Segment, begin: int) -> None:
+    def __init__(self, segment: Segment, rank: int, begin: int) -> None:
         self._segment = segment
+        self._rank = rank
         self._begin = begin
         self._known: dict[tuple[Definition, int], torch.Tensor] = {}
 
@@ -79,6 +83,10 @@ class _Views:
             self._known[definition, number] = view
         return view
 
+    def given(self, definition: Definition, number: int) -> torch.Tensor | None:
+        """The same, where the rank gives anything."""
+        return self.of(definition, number) if definition.is_given_by(self._rank) else None
+
 
 class _Other:
     """Another rank, as the shortcut sees it."""
@@ -90,7 +98,7 @@ class _Other:
         self.index = index
         self.reader = reader
         self.views = views
-        self.known: dict[int, tuple[Definition, torch.Tensor]] = {}
+        self.known: dict[int, tuple[Definition, torch.Tensor | None]] = {}
         """What its words stand for, and the tensors that they tell of."""
 
 
@@ -124,7 +132,8 @@ class Shortcut:
         self._fence = Fence()
         self._position = process_set.position(rank)
         self._views = [
-            _Views(segment, segment.lane(process_set.id, index)) for index in range(self._size)
+            _Views(segment, each, segment.lane(process_set.id, index))
+            for index, each in enumerate(process_set.ranks)
         ]
         self._own_views = self._views[self._position]
         self._others = [_Other(*each, self._views[each[1]]) for each in readers]
@@ -133,15 +142,24 @@ class Shortcut:
         self.is_ready = False
         """Whether it has been told that all ranks are ready."""
 
-    def place_of(self, rank: int, place: int) -> int:
-        """Where that place of a rank's lane is, in bytes from the segment's beginning."""
+    def place_of(self, rank: int, definition: Definition, place: int) -> int:
+        """Where the tensor is that a rank has put into that place of its lane, in bytes from the
+        segment's beginning; `NOWHERE` where it has put nothing there."""
+        if not definition.is_given_by(rank):
+            return NOWHERE
         return self._views[self._ranks.index(rank)].place(place)
 
     def prepare(self, handle: Handle[Any], definition: Definition) -> int:
         """Copies the tensor into the lane; returns the word that tells of it."""
         place = self.lane.free[-1]
-        self._parts[self._position] = view = self._own_views.of(definition, place)
-        view.copy_(handle.request.tensors[0])
+        view: torch.Tensor | None
+        if definition.has_single:  # the usual case
+            view = self._own_views.of(definition, place)
+        else:
+            view = self._own_views.given(definition, place)
+        if view is not None:
+            view.copy_(handle.request.tensors[0])
+        self._parts[self._position] = view
         return log.SHORT_SUBMIT | handle.cached.number << 4 | place << 20
 
     def begin(self, handle: Handle[Any], definition: Definition, number: int) -> None:
@@ -153,15 +171,6 @@ class Shortcut:
         self._missing = self._others
         self.is_ready = False
         self.handle = handle
-
-    @property
-    def is_promising(self) -> bool:
-        """Whether all other ranks have written something."""
-        tails = self._tails
-        for other in self._others:  # noqa: SIM110 - no generator: this is asked each time
-            if tails[other.index] == other.reader.position:
-                return False
-        return True
 
     @property
     def has_seen_some(self) -> bool:
@@ -189,14 +198,14 @@ class Shortcut:
         self._missing = missing
         return NEWS if is_news else NOTHING
 
-    def _learn(self, other: _Other, each: int) -> tuple[Definition, torch.Tensor] | None:
+    def _learn(self, other: _Other, each: int) -> tuple[Definition, torch.Tensor | None] | None:
         if not log.is_short(each):
             return None
         if len(other.known) >= _MOST_KNOWN:
             other.known.clear()
         definition = self._definitions.of(other.rank, each >> 4 & 0xFFFF)
         place = each >> 20 & log.PLACE_MASK
-        other.known[each] = known = definition, other.views.of(definition, place)
+        other.known[each] = known = definition, other.views.given(definition, place)
         return known
 
     def forget(self, rank: int) -> None:
@@ -205,37 +214,39 @@ class Shortcut:
             if other.rank == rank:
                 other.known.clear()
 
-    def reduce(self) -> object:
-        """The result, when all are ready; may be repeated."""
-        assert self.handle is not None
-        request = self.handle.request
-        out = self._out
-        if out is None and self._size > 2:
-            out = self._found(request)
+    def result(self) -> object:
+        """The value of the operation, when all are ready; may be repeated."""
+        handle, definition = self.handle, self.definition
+        assert handle is not None
+        assert definition is not None
+        if not definition.has_single:
+            tensors: Parts = [[] if part is None else [part] for part in self._parts]
+            described = [definition.description] * self._size
+            return combined(handle, described, tensors, self._position)
+        request, out = handle.request, self._out
+        is_last = self._missing is self._others  # they were ready at the first look
+        if out is None and self._size > 2 and not is_last:
+            out = self._found(request, definition)
         if out is None:
-            out = self._reduced(request)
+            out = reduced(definition, request, self._parts, self._size)  # type: ignore[arg-type]
+            if self._size > 2 and is_last:
+                self._leave(definition, out)
         return [out] if request.is_group else out
 
-    def _found(self, request: Request) -> torch.Tensor | None:
+    def _found(self, request: Request, definition: Definition) -> torch.Tensor | None:
         """The result that another rank has left, if one has."""
-        results, definition = self._results, self.definition
-        assert definition is not None
+        results = self._results
         for other in self._others:
             if results[other.index] == other.reader.position + 1:
                 return output_of(request).copy_(other.views.of(definition, LANE_PLACES))
         return None
 
-    def _reduced(self, request: Request) -> torch.Tensor:
-        definition = self.definition
-        assert definition is not None
-        out = reduced(definition, request, self._parts, self._size)  # type: ignore[arg-type]
-        if self._size > 2 and self._missing is self._others:  # they were ready at the first look
-            self._own_views.of(definition, LANE_PLACES).copy_(out)
-            self._out = out  # before others read what a repetition would write
-            if not STORES_ARE_ORDERED:
-                self._fence()
-            self._results[self._position] = self._number
-        return out
+    def _leave(self, definition: Definition, out: torch.Tensor) -> None:
+        self._own_views.of(definition, LANE_PLACES).copy_(out)
+        self._out = out  # before others read what a repetition would write
+        if not STORES_ARE_ORDERED:
+            self._fence()
+        self._results[self._position] = self._number
 
     def end(self) -> Handle[Any]:
         """The operation is done; returns its handle."""

@@ -10,13 +10,14 @@ import torch
 from lockstitch.collectives.arithmetic import UNSCALED, combine, fold, outputs_of, result_scale
 from lockstitch.collectives.copying import copy, copy_all
 from lockstitch.collectives.requests import Kind
-from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, stage
+from lockstitch.collectives.shared_memory.operations import NOWHERE, Operation, finished, stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lockstitch.collectives.arithmetic import Parts
     from lockstitch.collectives.handles import Handle
-    from lockstitch.collectives.requests import Request
+    from lockstitch.collectives.requests import Description, Request
     from lockstitch.collectives.shared_memory.definitions import Definition
     from lockstitch.collectives.shared_memory.operations import OperationContext, Part
 
@@ -27,12 +28,13 @@ _CACHED_BYTES: Final = 1 << 16
 class Whole(Operation):
     """An operation in one phase."""
 
+    fails_alone = True
+    _value: object = None
+    _is_begun = False
+    """Whether the result may have been written, in part, before an interrupt."""
+
     def __init__(self, handle: Handle[Any], definition: Definition) -> None:
         super().__init__(handle, definition)
-        self.fails_alone = True
-        self._value: object = None
-        self._is_begun = False
-        """Whether the result may have been written, in part, before an interrupt."""
 
     def prepare(self, context: OperationContext) -> int:
         """Copies the tensors; returns where they are."""
@@ -110,13 +112,24 @@ class Whole(Operation):
             for part in self.parts
         ]
         described = [part.definition.description if part else None for part in self.parts]
-        self._value = self.finish(combine(self.request, described, tensors, self.position))
+        self._value = combined(self.handle, described, tensors, self.position)
 
     def owes(self, _part: Part) -> bool:
         return False
 
     def result(self) -> object:
         return self._value
+
+
+def combined(
+    handle: Handle[Any],
+    described: Sequence[Description | None],
+    tensors: Parts,
+    position: int,
+) -> object:
+    """The value of any operation for the rank at `position`, from the tensors of all."""
+    results = combine(handle.request, described, tensors, position)
+    return finished(handle, described, results)
 
 
 def output_of(request: Request) -> torch.Tensor:

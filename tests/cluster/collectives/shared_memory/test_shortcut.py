@@ -128,6 +128,52 @@ def test_last_of_many_ranks_leaves_its_result_for_the_others(
     assert len(sums) == 6 * (2 if ranks.size == 2 else 1)
 
 
+def share(whole: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    return whole.view(size, -1)[rank]
+
+
+OTHER_KINDS: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor]]] = {
+    "barrier": (lambda session, _: session.barrier(), lambda *_: None),
+    "broadcast": (
+        lambda session, mine: session.wait(session.broadcast(mine, 1, name="x", output=mine)),
+        lambda parts, _: parts[1],
+    ),
+    "broadcast to new": (
+        lambda session, mine: session.wait(session.broadcast(mine, 1, name="x")),
+        lambda parts, _: parts[1],
+    ),
+    "allgather": (
+        lambda session, mine: session.wait(session.allgather(mine, name="x")),
+        lambda parts, _: torch.cat(parts),
+    ),
+    "alltoall": (
+        lambda session, mine: session.wait(session.alltoall(mine, name="x"))[0],
+        lambda parts, rank: torch.cat([share(part, rank, len(parts)) for part in parts]),
+    ),
+    "reducescatter": (
+        lambda session, mine: session.wait(session.reducescatter(mine, SUM, name="x")),
+        lambda parts, rank: share(folded(parts, ReduceOp.SUM, len(parts)), rank, len(parts)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_other_kinds_need_no_table_either(ranks: Ranks, roads: Roads, kind: str) -> None:
+    operation, wanted = OTHER_KINDS[kind]
+
+    def run(session: Session) -> None:
+        for seed in range(20):
+            result = operation(session, values(session.rank, seed, 12))
+            parts = [values(rank, seed, 12) for rank in range(ranks.size)]
+            expected = wanted(parts, session.rank)
+            assert result is expected is None or torch.equal(result, expected)
+
+    ranks.run(run)
+    short, tables = roads.taken()
+    assert short >= 15 * ranks.size
+    assert tables <= 5 * ranks.size**2
+
+
 def test_what_nobody_reads_is_over_at_once(ranks: Ranks) -> None:
     for name in ("x", "y"):
         all_do(ranks, name, 0)

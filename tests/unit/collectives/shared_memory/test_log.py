@@ -51,7 +51,7 @@ def test_reader_gets_whole_records_in_order() -> None:
     writer, reader, _ = make()
     assert list(reader.read()) == []
     writer.append([1, 2, 3])
-    writer.append_one(4)
+    assert writer.append_if_room(4, 0)
     assert list(reader.read()) == [1, 2, 3, 4]
     assert list(reader.read()) == []
     assert (reader.position, writer.written) == (4, 4)

@@ -9,6 +9,7 @@ import torch
 
 from lockstitch.collectives import Kind
 from lockstitch.collectives.handles import Handle
+from lockstitch.collectives.request_cache import CachedRequest
 from lockstitch.collectives.requests import Request
 from lockstitch.collectives.shared_memory.token import Token
 from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
@@ -22,7 +23,8 @@ MODULES = (
 
 
 def handle() -> Handle[Any]:
-    return Handle(Request(Kind.BARRIER, "b", (torch.ones(1),)), None)  # type: ignore[arg-type]
+    request = Request(Kind.BARRIER, "b", (torch.ones(1),))
+    return Handle(request, CachedRequest(request, 0))
 
 
 def nothing() -> None:
