@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from lockstitch.collectives.shared_memory.operations import OperationContext, Part
 
 _LINE: Final = 64
+# Who only reads has to wait until the first piece is there; of shares each is a piece.
+_PIECE_BYTES: Final = 1 << 21
 _ALL_READ_THE_SAME: Final = (Kind.BROADCAST, Kind.ALLGATHER)
 
 
@@ -251,7 +253,8 @@ def _shares(context: OperationContext, definition: Definition, giver: int) -> li
     description, item = definition.description, definition.item_sizes[0]
     (shape,) = description.shapes
     if description.kind in _ALL_READ_THE_SAME:
-        return [Share(0, math.prod(shape), 0, context.chunk_bytes // item)]
+        length = min(context.chunk_bytes, _PIECE_BYTES)
+        return [Share(0, math.prod(shape), 0, length // item)]
     size, position = len(context.ranks), context.ranks.index(giver)
     length = context.chunk_bytes // max(size - 1, 1) // _LINE * _LINE
     splits = description.splits
