@@ -121,6 +121,12 @@ class Definition:
             description.kind is not Kind.BROADCAST or description.root == rank
         )
 
+    def note_other(self, other: Definition) -> None:
+        """Another rank has submitted that at the same time. Under the same name it has other sizes,
+        as every rank of an uneven gathering has: the shortcut is for what is the same on all."""
+        if other.description.name == self.description.name:
+            self.is_short = False
+
     def view(self, segment: Segment, begin: int) -> torch.Tensor:
         """The single tensor that lies at byte `begin` of the segment."""
         return segment.kept(begin, self.dtypes[0], self.description.shapes[0])

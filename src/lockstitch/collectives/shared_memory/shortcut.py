@@ -180,6 +180,7 @@ class Shortcut:
     def look(self) -> int:
         """Whether all ranks are ready, as far as the logs were written."""
         definition, parts, tails = self.definition, self._parts, self._tails
+        assert definition is not None
         missing: list[_Other] = []
         for other in self._missing:
             reader, index = other.reader, other.index
@@ -190,6 +191,8 @@ class Shortcut:
             each = reader.ring[position % reader.size]
             known = other.known.get(each) or self._learn(other, each)
             if known is None or known[0] is not definition:
+                if known is not None:
+                    definition.note_other(known[0])
                 return OTHERWISE
             parts[index] = known[1]
         if not missing:

@@ -174,6 +174,29 @@ def test_other_kinds_need_no_table_either(ranks: Ranks, roads: Roads, kind: str)
     assert tables <= 5 * ranks.size**2
 
 
+def test_what_differs_between_ranks_does_not_try_again(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    begin_shortcut = Shortcut.begin
+
+    def begins(road: Shortcut, *arguments: Any) -> None:
+        tried.append(1)
+        begin_shortcut(road, *arguments)
+
+    monkeypatch.setattr(Shortcut, "begin", begins)
+
+    def run(session: Session) -> None:
+        for seed in range(10):
+            mine = values(session.rank, seed, session.rank + 1)
+            gathered = session.wait(session.allgather(mine, name="uneven"))
+            parts = [values(rank, seed, rank + 1) for rank in range(ranks.size)]
+            assert torch.equal(gathered, torch.cat(parts))
+
+    ranks.run(run)
+    assert len(tried) <= 3 * ranks.size
+
+
 def test_what_nobody_reads_is_over_at_once(ranks: Ranks) -> None:
     for name in ("x", "y"):
         all_do(ranks, name, 0)
