@@ -104,6 +104,20 @@ def exchange_in_a_ring(rank: int, size: int, turn: int) -> None:
     assert found.unique().tolist() == [float((rank - 1) % size)]
 
 
+def pass_on_and_meet(rank: int, size: int, turn: int) -> None:
+    given = torch.full((1 + turn % 50,), float(turn))
+    if rank:
+        found = torch.zeros(1 + turn % 50)
+        distributed.recv(found, rank - 1)
+        assert torch.equal(found, given)
+    if rank + 1 < size:
+        distributed.send(given, rank + 1)
+    distributed.barrier()
+    told = given if rank == turn % size else torch.zeros_like(given)
+    distributed.broadcast(told, turn % size)
+    assert torch.equal(told, given)
+
+
 def reduce_and_gather(rank: int, size: int, turn: int) -> None:
     tensors = [torch.full((count,), float(rank + turn)) for count in (3, 5000, 300_001)]
     works = [distributed.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -124,7 +138,8 @@ def train_a_replica(rank: int, size: int, turn: int) -> None:
 
 REPLICA: list[nn.Module] = []
 PROGRAMS = {
-    each.__name__: each for each in (exchange_in_a_ring, reduce_and_gather, train_a_replica)
+    each.__name__: each
+    for each in (exchange_in_a_ring, pass_on_and_meet, reduce_and_gather, train_a_replica)
 }
 
 
