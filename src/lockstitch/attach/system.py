@@ -48,10 +48,12 @@ def look_at(pid: int) -> SystemReport | None:
     fields = _stat(_PROC / str(pid) / "stat")
     if fields is None:
         return None
-    is_frozen = _is_frozen(pid)
-    sleeps_in = "" if is_frozen else _read(_PROC / str(pid) / "wchan")
+    state = "F" if _is_frozen(pid) else fields[0]
+    if state == "S" and _has_a_thread_that_runs(pid):
+        state = "R"
+    sleeps_in = "" if state in "FR" else _read(_PROC / str(pid) / "wchan")
     return SystemReport(
-        state="F" if is_frozen else fields[0],
+        state=state,
         cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
         memory=int(fields[21]) * _PAGE,
         threads=int(fields[17]),
@@ -119,6 +121,15 @@ def name_of_program(words: list[str]) -> str:
 def _is_frozen(pid: int) -> bool:
     files = group_files(pid, "freezer", "cgroup.events", "freezer.state")
     return any(re.search(r"^(frozen 1|FROZEN)$", _read(each), re.MULTILINE) for each in files)
+
+
+def _has_a_thread_that_runs(pid: int) -> bool:
+    """Whether another thread of a process than the main one runs, which may be what that waits for;
+    not asked of this process, in which the one that looks does."""
+    if pid == os.getpid():
+        return False
+    stats = (_stat(each / "stat") for each in _PROC.glob(f"{pid}/task/*"))
+    return any(fields is not None and fields[0] == "R" for fields in stats)
 
 
 def _stat(path: Path) -> list[str] | None:

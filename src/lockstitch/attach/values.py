@@ -269,9 +269,10 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class SystemReport:
-    """What the system tells of a process. `state`: as in `ThreadReport`; `cpu_seconds`: of all its
-    threads; `memory`: its resident bytes; `waits_in`: the function of the kernel in which its main
-    thread sleeps, empty where that is not told."""
+    """What the system tells of a process. `state`: as in `ThreadReport`, "R" where any of another
+    process's threads runs; `cpu_seconds`: of all its threads; `memory`: its resident bytes;
+    `waits_in`: the function of the kernel in which its main thread sleeps, empty where none does or
+    that is not told."""
 
     state: str
     cpu_seconds: float

@@ -123,6 +123,9 @@ from lockstitch.observe.wait_reports import listen
 
 listen()
 
+__version__ = "0.28.1"
+"""The Horovod whose interface this is: programs compare `horovod.__version__`."""
+
 __all__ = [
     "DistributedOptimizer",
     "SyncBatchNorm",

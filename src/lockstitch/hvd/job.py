@@ -93,7 +93,7 @@ def current_session() -> Session:
     """The session of the calling code. Raises `ValueError` outside of init and shutdown."""
     session = _active.get() or PROCESS.session
     if session is None:
-        raise ValueError("Horovod has not been initialized; call hvd.init() first")
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
     return session
 
 

@@ -129,7 +129,7 @@ def _reset_current_rpc_agent() -> None:
 
 def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:  # noqa: N803 - the incumbent's name
     """Sets the default timeout of calls made from now on, in seconds; 0 for none."""
-    current_worker().agent.default_timeout = rpcTimeoutSeconds
+    current_worker().agent.default_timeout = float(rpcTimeoutSeconds)
 
 
 def enable_gil_profiling(flag: bool) -> None:

@@ -94,6 +94,8 @@ def init_rpc(
 
 
 def _with_rank(name: str, rank: int) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a worker must be a text, not {name!r}")
     if _RANK not in name:
         return name
     if rank < 0:

@@ -71,6 +71,26 @@ def test_who_waits_without_end_or_is_frozen_is_told_so(
     assert system.STATES[found.state].startswith(told)
 
 
+@pytest.mark.parametrize(("others", "state", "kept"), [("SR", "R", ""), ("SS", "S", "futex_wait")])
+def test_a_process_runs_where_any_of_its_threads_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: str, state: str, kept: str
+) -> None:
+    """As where C code in a thread keeps the interpreter's lock from all others."""
+    for place, each in {
+        "7": "S",
+        "7/task/7": "S",
+        "7/task/8": others[0],
+        "7/task/9": others[1],
+    }.items():
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / "stat").write_text(f"7 (python) {each} " + "0 " * 40)
+    (tmp_path / "7" / "wchan").write_text("futex_wait")
+    monkeypatch.setattr(system, "_PROC", tmp_path)
+    found = system.look_at(7)
+    assert found is not None
+    assert (found.state, found.waits_in) == (state, kept)
+
+
 @pytest.mark.parametrize(
     ("where", "call", "kept"),
     [

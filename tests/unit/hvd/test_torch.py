@@ -16,3 +16,7 @@ def test_its_modules_are_no_copies() -> None:
     for name in ("mpi_ops", "compression", "optimizer", "elastic", "elastic.sampler"):
         theirs = importlib.import_module(f"lockstitch.hvd.torch.{name}")
         assert theirs is importlib.import_module(f"lockstitch.hvd.{name}")
+
+
+def test_programs_may_ask_for_the_version_as_they_ask_horovod() -> None:
+    assert lockstitch.hvd.__version__.split(".")[:2] == ["0", "28"]

@@ -49,6 +49,7 @@ def test_options_and_devices_are_those_in_force(cluster) -> None:
     rpc._set_rpc_timeout(7)
     options = agent._get_backend_options()
     assert (options.num_worker_threads, options.rpc_timeout) == (27, 7)
+    assert isinstance(rpc.get_rpc_timeout(), float)
 
 
 def test_all_can_be_waited_for_and_one_ended(cluster) -> None:

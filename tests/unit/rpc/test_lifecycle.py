@@ -47,6 +47,12 @@ def test_arguments_of_the_wrong_kind_are_refused(given, words) -> None:
     assert not rpc._is_current_rpc_agent_set()
 
 
+@pytest.mark.parametrize("name", [3, None])
+def test_a_name_that_is_no_text_is_refused(name, options) -> None:
+    with pytest.raises(TypeError, match="the name of a worker must be a text, not "):
+        rpc.init_rpc(name, rank=0, world_size=1, rpc_backend_options=options)
+
+
 def test_the_default_backend_takes_its_own_options_only(options) -> None:
     own = OwnOptions(init_method=options.init_method)
     with pytest.raises(TypeError, match="must be a `TensorPipeRpcBackendOptions`"):
