@@ -212,6 +212,21 @@ CAUSES = {
     """,
         ("worker1 is waited for by worker0, and waits for nobody:", "in <lambda>: y.register_hook"),
     ),
+    # What comes back to who called `backward` tells by the way that it has been worked on.
+    "hook at home": (
+        OF_RPC
+        + """
+    begin()
+    if rank == 0:
+        with autograd.context() as context_id:
+            x = rpc.rpc_sync("worker1", torch.neg, (torch.ones(2, requires_grad=True),))
+            y = 2 * x
+            y.register_hook(lambda _gradient: time.sleep(1000))  # here
+            autograd.backward(context_id, [rpc.rpc_sync("worker1", torch.sum, (y,))])
+    rpc.shutdown()
+    """,
+        ("worker0 is waited for by worker1, and waits for nobody:", "in <lambda>: y.register_hook"),
+    ),
     "stage": (
         OF_RPC
         + """

@@ -81,15 +81,25 @@ class Initiator:
 
     def describe(self) -> str:
         """Returns what the pass waits for."""
+        works_here = self._works_here()
         with self._lock:
             if not self._roots_ran:
                 return "the graph of its roots runs"
+            if works_here:
+                return "gradients are being worked on here"
             return f"on their way or being worked on: {self._balance!r}"
 
     def working_ranks(self) -> list[int]:
-        """Returns the ranks to which gradients are on their way, or which work on some."""
+        """Returns the ranks to which gradients are on their way, or which work on some. What led to
+        those that are worked on here is reported when that is done: meanwhile this waits for none.
+        """
+        if self._works_here():
+            return []
         with self._lock:
             return self._balance.owners()
+
+    def _works_here(self) -> bool:
+        return self.backward_pass.status().is_active
 
     def involves(self, worker: WorkerId) -> bool:
         """Returns whether something of this pass may come from `worker`, or go there."""
