@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 # Whatever follows the script is the script's own, options too.
 _RUN: Final[Any] = {"context_settings": {"allow_interspersed_args": False}}
 
-_PYTHON = re.compile(r"python[\d.]*")
 
 _PLAINLY: Final[Any] = {
     "add_completion": False,
@@ -348,13 +346,27 @@ class _Launch:
         return resources.enter_context(Outputs(self.output_folder, self.workers))
 
 
+def _is_for_python(file: Path) -> bool:
+    """Whether a file is a script of Python's, and no other program that the system can run."""
+    if file.suffix == ".py" or not os.access(file, os.X_OK):
+        return True
+    try:
+        with file.open("rb") as opened:
+            beginning = opened.readline(256)
+    except OSError:  # to be run, but not to be read
+        return False
+    return b"python" in beginning if beginning.startswith(b"#!") else b"\0" not in beginning
+
+
 def _command(program: str, arguments: list[str], is_module: bool) -> list[str]:
     """Returns the command of a worker: a module or a script is run by this Python, anything else is
-    a command of its own, such as `python train.py`."""
+    a command of its own, such as `python train.py` or `./train.sh`."""
     if is_module:
         return [sys.executable, "-m", program, *arguments]
-    if Path(program).is_file() and not _PYTHON.fullmatch(Path(program).name):
-        return [sys.executable, program, *arguments]
+    if (file := Path(program)).is_file():
+        if _is_for_python(file):
+            return [sys.executable, program, *arguments]
+        return [program if os.sep in program else os.path.join(os.curdir, program), *arguments]
     if shutil.which(program) is not None:
         return [program, *arguments]
     is_folder = Path(program).is_dir()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from lockstitch.launch.cli import app
+from lockstitch.launch.cli import _command, app
 from lockstitch.trust.secret import Secret
 
 if TYPE_CHECKING:
@@ -98,3 +98,33 @@ def test_bad_input_is_refused_with_a_reason(
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "executable", "by_python"),
+    [
+        ("train.py", b"#!/bin/sh\n", True, True),
+        ("train", b"print(1)\n", False, True),
+        ("train", b"#!/usr/bin/env python3\n", True, True),
+        ("train", b"print(1)\n", True, True),
+        ("train.sh", b"#!/bin/bash\n", True, False),
+        ("train", b"\x7fELF\x02\x01\x01\0", True, False),
+    ],
+)
+def test_what_is_no_script_of_pythons_is_run_by_itself(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: bytes,
+    executable: bool,
+    by_python: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).chmod(0o755 if executable else 0o644)
+    if by_python:
+        assert _command(name, ["1"], is_module=False) == [sys.executable, name, "1"]
+    else:
+        assert _command(name, ["1"], is_module=False) == [f"./{name}", "1"]
+        whole = str(tmp_path / name)
+        assert _command(whole, [], is_module=False) == [whole]
