@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import secrets
@@ -101,21 +102,22 @@ def top(
 def _show_again_and_again(
     watch: looking.Watch | looking.FarWatch, seconds: float, count: int | None
 ) -> None:
-    found, pause = watch.look(looking.STATUS), threading.Event()
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(_status_view(found), console=_console(), auto_refresh=False) as live,
-    ):
-        live.refresh()
+    found, pause, console = watch.look(looking.STATUS), threading.Event(), _console()
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as resources:
+        show: Callable[[RenderableType], None] = console.print
+        if console.is_terminal:  # elsewhere it would show only the last look
+            live = resources.enter_context(Live(console=console, auto_refresh=False))
+            show = functools.partial(live.update, refresh=True)
+        show(_status_view(found))
         looks = 1
         while count is None or looks < count:
             pause.wait(seconds)
             try:
                 found = watch.look(looking.STATUS)
             except JobNotFoundError:
-                live.console.print(f"job {found.name} has ended")
+                console.print(f"job {found.name} has ended")
                 return
-            live.update(_status_view(found), refresh=True)
+            show(_status_view(found))
             looks += 1
 
 

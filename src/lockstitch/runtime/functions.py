@@ -88,11 +88,15 @@ def as_called(
 
 
 def name_of(what: object) -> str:
-    """How messages name a function, or whatever else was asked for."""
+    """How messages name a function, or whatever else was asked for: as its module does, where that
+    has it (`torch:mul`), and not the class that made it (`torch:_VariableFunctionsClass.mul`)."""
     module, name = getattr(what, "__module__", None), getattr(what, "__qualname__", None)
     if name is None:
         return str(what)
-    return f"{module}:{name}" if module else str(name)
+    if not module:
+        return str(name)
+    short = str(name).rpartition(".")[2]
+    return f"{module}:{short if _find(module, short) is what else name}"
 
 
 def _find(module: str, name: str) -> Any:

@@ -58,6 +58,10 @@ def test_what_the_commands_print(mine: None, words: str, parts: list[str]) -> No
         assert part in output
 
 
+def test_every_look_is_shown_where_nobody_sees_a_terminal(mine: None) -> None:
+    assert run("top", "mine", "-n", "3", "--every", "0.2").count("job mine (pid") == 3
+
+
 @pytest.mark.parametrize("command", ["ps", "status", "waits", "stacks"])
 def test_each_command_speaks_json(mine: None, command: str) -> None:
     told = json.loads(run(command, "--json"))

@@ -16,6 +16,7 @@ from lockstitch.runtime.functions import (
     QUICK_STREAK,
     KnownFunction,
     OutgoingFunctions,
+    name_of,
     qualified_name,
     resolve,
 )
@@ -204,3 +205,12 @@ def test_known_function_is_resolved_once() -> None:
     assert known.resolved() is plain
     known.qualified = "no.such:thing"
     assert known.resolved() is plain
+
+
+def test_messages_name_functions_as_their_modules_do() -> None:
+    assert torch.mul.__qualname__ != "mul"
+    assert name_of(torch.mul) == "torch:mul"
+    assert name_of(plain) == f"{__name__}:plain"
+    assert name_of(Holder.static) == f"{__name__}:Holder.static"
+    assert name_of(dict.get) == "dict.get"
+    assert name_of("to_here") == "to_here"
