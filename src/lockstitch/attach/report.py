@@ -18,12 +18,12 @@ from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.spans import MOST_SPANS
 from lockstitch.attach.system import look_at
 from lockstitch.attach.threads import look_at_threads
-from lockstitch.attach.traffic import growth as traffic_growth
+from lockstitch.attach.traffic import grown
 from lockstitch.attach.values import GroupReport, ProcessReport, Question, WorkerReport
 from lockstitch.link.codec import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from lockstitch.attach.sources import Sources
     from lockstitch.attach.values import CallTraffic, Card, Recording, SystemReport, ThreadReport
@@ -136,7 +136,7 @@ class _Growth:
         ends_at = time.monotonic() + question.seconds
         self._system = look_at(os.getpid())
         self._before: dict[tuple[object, str], float] = {}
-        self._traffic: dict[object, dict[tuple[str, ...], CallTraffic]] = {}
+        self._traffic: dict[object, tuple[CallTraffic, ...]] = {}
         gaps: list[str] = []
         for worker in _from_all(sources.workers, only_counters, ends_at, gaps):
             self._keep(worker)
@@ -149,9 +149,7 @@ class _Growth:
         key = _key_of(part)
         self._before |= {(key, each.name): each.value for each in part.counters}
         if isinstance(part, WorkerReport):
-            self._traffic[key] = {
-                (each.role, each.function, each.peer): each for each in part.traffic
-            }
+            self._traffic[key] = part.traffic
 
     def of(self, part: R) -> R:
         """Returns a part of the answer with the growth of its counters."""
@@ -165,8 +163,9 @@ class _Growth:
         )
         if isinstance(part, WorkerReport):
             known = self._traffic.get(_key_of(part))
-            recent, over = ((), 0.0) if known is None else (_recent(part, known), seconds)
-            return replace(part, counters=counters, recent=recent, recent_seconds=over)
+            if known is not None:
+                recent = tuple(each for each in grown(part.traffic, known) if each.count)
+                part = replace(part, recent=recent, recent_seconds=seconds)
         return replace(part, counters=counters)
 
     def of_system(self, now: SystemReport | None) -> SystemReport | None:
@@ -175,17 +174,6 @@ class _Growth:
             return now
         seconds = max(time.monotonic() - self._began_at, 1e-3)
         return replace(now, cpu_share=(now.cpu_seconds - self._system.cpu_seconds) / seconds)
-
-
-def _recent(
-    part: WorkerReport, known: Mapping[tuple[str, ...], CallTraffic]
-) -> tuple[CallTraffic, ...]:
-    """The calls that have ended since they were counted before."""
-    grown = (
-        traffic_growth(each, known.get((each.role, each.function, each.peer)))
-        for each in part.traffic
-    )
-    return tuple(each for each in grown if each.count)
 
 
 def _key_of(part: WorkerReport | GroupReport) -> object:

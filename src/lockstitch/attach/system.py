@@ -51,7 +51,7 @@ def look_at(pid: int) -> SystemReport | None:
     state = "F" if _is_frozen(pid) else fields[0]
     if state == "S" and _has_a_thread_that_runs(pid):
         state = "R"
-    sleeps_in = "" if state in "FR" else _read(_PROC / str(pid) / "wchan")
+    sleeps_in = "" if state in "FR" else read(_PROC / str(pid) / "wchan")
     return SystemReport(
         state=state,
         cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
@@ -87,7 +87,7 @@ def what_keeps(native_id: int) -> Literal["", "lock", "limited lock", "sleep"]:
     """Returns in what the kernel keeps a thread of this process: a "lock" (a futex), whether that
     is for a limited time only, or a "sleep"; empty where it does not, or that is not told."""
     folder = _PROC / "self" / "task" / str(native_id)
-    where, call = _read(folder / "wchan"), _read(folder / "syscall").split()
+    where, call = read(folder / "wchan"), read(folder / "syscall").split()
     if len(call) < _WIDTH_OF_CALL:
         return ""
     number, first, operation, _, limit = call[:5]
@@ -120,7 +120,7 @@ def name_of_program(words: list[str]) -> str:
 
 def _is_frozen(pid: int) -> bool:
     files = group_files(pid, "freezer", "cgroup.events", "freezer.state")
-    return any(re.search(r"^(frozen 1|FROZEN)$", _read(each), re.MULTILINE) for each in files)
+    return any(re.search(r"^(frozen 1|FROZEN)$", read(each), re.MULTILINE) for each in files)
 
 
 def _has_a_thread_that_runs(pid: int) -> bool:
@@ -134,7 +134,7 @@ def _has_a_thread_that_runs(pid: int) -> bool:
 
 def _stat(path: Path) -> list[str] | None:
     """The fields of a `stat` file from the third on: the second, a name, may hold anything."""
-    text = _read(path)
+    text = read(path)
     return text.rpartition(")")[2].split() if text else None
 
 
@@ -146,11 +146,12 @@ def _open_files(pid: int) -> int:
 
 
 def _uptime() -> float:
-    text = _read(_PROC / "uptime")
+    text = read(_PROC / "uptime")
     return float(text.split()[0]) if text else time.monotonic()
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """Returns the text of a file of the kernel's; empty where it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

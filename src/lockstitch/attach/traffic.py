@@ -148,6 +148,12 @@ def growth(now: CallTraffic, before: CallTraffic | None) -> CallTraffic:
     )
 
 
+def grown(now: Iterable[CallTraffic], before: Iterable[CallTraffic]) -> list[CallTraffic]:
+    """Returns what has been counted since earlier counts, of which some may be of the same."""
+    known = {(each.role, each.function, each.peer): each for each in before}
+    return [growth(each, known.get((each.role, each.function, each.peer))) for each in now]
+
+
 def _trimmed(bins: Sequence[int]) -> tuple[int, ...]:
     last = max((place for place, count in enumerate(bins) if count), default=-1)
     return tuple(bins[: last + 1])

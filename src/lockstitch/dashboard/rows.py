@@ -112,10 +112,7 @@ def row_of_launched(launched: LaunchedWorker) -> Row:
 
 
 def _totals(one: Participant) -> dict[str, float]:
-    """The counters of a worker, those of several groups together."""
-    totals: dict[str, float] = {}
-    for each in one.counters:
-        totals[each.name] = totals.get(each.name, 0.0) + each.value
+    totals = one.totals()
     if one.report is not None and one.report.system is not None:
         totals["cpu"] = one.report.system.cpu_seconds
     return totals

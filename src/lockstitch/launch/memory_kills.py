@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from lockstitch.attach.control_groups import group_files
+from lockstitch.attach.system import read
 
 _LOG: Final = "/dev/kmsg"
 _LONGEST_RECORD: Final = 1 << 13
@@ -27,13 +28,13 @@ class MemoryKills:
         self._before: dict[Path, int | None] = {}
         self._files: dict[int | str, list[Path]] = {}
         self.follow("self")
-        self._before[_OF_MACHINE] = count_in(_read(_OF_MACHINE))
+        self._before[_OF_MACHINE] = count_in(read(_OF_MACHINE))
 
     def follow(self, pid: int | str) -> None:
         """Looks at the control groups of a process, which may be others than this one's."""
         self._files[pid] = files = group_files(pid, "memory", "memory.events", "memory.oom_control")
         for file in files:
-            self._before.setdefault(file, count_in(_read(file)))
+            self._before.setdefault(file, count_in(read(file)))
 
     def describe(self, pid: int) -> str:
         """Returns what the kernel says of process `pid`, which SIGKILL has ended; empty where it
@@ -44,7 +45,7 @@ class MemoryKills:
         counted = False
         its = self._files.get(pid, [])
         for file in dict.fromkeys((*its, *self._files["self"], _OF_MACHINE)):
-            now, before = count_in(_read(file)), self._before[file]
+            now, before = count_in(read(file)), self._before[file]
             if now is None or before is None:
                 continue
             if now > before:
@@ -89,10 +90,3 @@ def _log() -> str:
     finally:
         os.close(descriptor)
     return "\n".join(messages)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

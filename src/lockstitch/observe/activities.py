@@ -20,7 +20,6 @@ from lockstitch.observe.cycles import find_cycles
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from lockstitch.attach.values import ThreadReport
     from lockstitch.observe.participants import Participant, Wait
 
 
@@ -162,7 +161,7 @@ class Activities:
         return list(ways)
 
     def _ways_of_thread(self, one: Participant, ident: int, *, with_apart: bool) -> list[_Way]:
-        thread = _thread_of(one, ident)
+        thread = one.thread(ident)
         if thread is None or thread.stands_in in ("", "sleep"):
             return []
         if thread.stands_in == "lock":
@@ -182,7 +181,7 @@ class Activities:
 
     def _holders(self, one: Participant, *, with_apart: bool) -> Iterator[_Way]:
         """Those of its threads that may have a lock which others want."""
-        for thread in () if one.report is None else one.report.threads:
+        for thread in one.threads:
             is_idle = thread.kind == "user" and thread.stands_in == "sleep"
             if thread.kind == "library" or thread.stands_in == "lock" or is_idle:
                 continue
@@ -203,11 +202,6 @@ class Activities:
         for wait in waits:
             ways[wait.whole].append((self.target_of(wait), wait))
         return [tuple(each) for each in ways.values()]
-
-
-def _thread_of(one: Participant, ident: int) -> ThreadReport | None:
-    threads = () if one.report is None else one.report.threads
-    return next((each for each in threads if each.ident == ident), None)
 
 
 def _may_park(wait: Wait) -> bool:

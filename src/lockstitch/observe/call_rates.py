@@ -10,12 +10,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lockstitch.attach.traffic import added, growth, quantile
+from lockstitch.attach.traffic import added, grown, quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lockstitch.attach.values import CallTraffic, ProcessReport, WorkerReport
+    from lockstitch.attach.values import CallTraffic
     from lockstitch.observe.grouping import Job
 
 
@@ -142,17 +142,9 @@ def _made(job: Job, before: Job | None) -> Iterator[tuple[str, str, CallTraffic,
             elif known is None:
                 continue
             else:
-                ended, seconds = _since(report, worker, *known)
+                then, its_part = known
+                ended = grown(worker.traffic, its_part.traffic)
+                seconds = report.told_at - then.told_at
             for each in ended:
                 if each.role == "made" and each.count:
                     yield worker.name, each.peer, each, max(seconds, 1e-3)
-
-
-def _since(
-    report: ProcessReport, worker: WorkerReport, earlier: ProcessReport, its_part: WorkerReport
-) -> tuple[list[CallTraffic], float]:
-    known = {(each.role, each.function, each.peer): each for each in its_part.traffic}
-    grown = [
-        growth(each, known.get((each.role, each.function, each.peer))) for each in worker.traffic
-    ]
-    return grown, report.told_at - earlier.told_at

@@ -150,8 +150,7 @@ class _Explaining:
 
 
 def _thread_in_words(one: Participant, ident: int) -> str:
-    threads = () if one.report is None else one.report.threads
-    thread = next((each for each in threads if each.ident == ident), None)
+    thread = one.thread(ident)
     if thread is None:
         return ""
     if thread.kind == "main":

@@ -103,16 +103,30 @@ class Participant:
         of_worker = () if self.worker is None else self.worker.counters
         return (*of_worker, *(each for group in self.groups for each in group.counters))
 
+    def totals(self) -> dict[str, float]:
+        """Returns the values of its counters, those of several groups together."""
+        totals: dict[str, float] = {}
+        for each in self.counters:
+            totals[each.name] = totals.get(each.name, 0.0) + each.value
+        return totals
+
+    @property
+    def threads(self) -> tuple[ThreadReport, ...]:
+        """Where the threads of its process are, if that was told."""
+        return () if self.report is None else self.report.threads
+
     @property
     def main_thread(self) -> ThreadReport | None:
         """Where its main thread is."""
-        threads = () if self.report is None else self.report.threads
-        return next((each for each in threads if each.kind == "main"), None)
+        return next((each for each in self.threads if each.kind == "main"), None)
+
+    def thread(self, ident: int) -> ThreadReport | None:
+        """Returns where a thread is, by its number in Python."""
+        return next((each for each in self.threads if each.ident == ident), None)
 
     def other_threads(self) -> list[ThreadReport]:
         """The other threads that run the user's code on their own account."""
-        threads = () if self.report is None else self.report.threads
-        return [each for each in threads if each.kind == "user"]
+        return [each for each in self.threads if each.kind == "user"]
 
 
 def participants_of(job: Job) -> list[Participant]:

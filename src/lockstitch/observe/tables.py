@@ -14,7 +14,7 @@ from lockstitch.observe.participants import participants_of
 from lockstitch.observe.text import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from lockstitch.attach.values import Counter, LaunchedWorker
     from lockstitch.observe.call_rates import Calls
@@ -73,7 +73,7 @@ def _cells(one: Participant) -> list[str | Text]:
         state = "gone" if told is None else f"no answer; it {STATES.get(told.state, '')}"
         memory = "" if told is None else size(told.memory)
         return [name, rank, pid, "", memory, *[""] * 13, Text(state, style="red")]
-    counters = one.counters
+    counters, totals = one.counters, one.totals()
     system, step = one.report.system, one.report.step
     main = one.main_thread
     return [
@@ -86,12 +86,12 @@ def _cells(one: Participant) -> list[str | Text]:
         "" if system is None or not system.files else str(system.files),
         _rate(counters, "lockstitch_rpc_calls_total"),
         _rate(counters, "lockstitch_rpc_served_total"),
-        _sum(counters, "lockstitch_rpc_calls_pending"),
-        _sum(counters, "lockstitch_rpc_calls_serving"),
-        _sum(counters, "lockstitch_rpc_calls_queued"),
+        _sum(totals, "lockstitch_rpc_calls_pending"),
+        _sum(totals, "lockstitch_rpc_calls_serving"),
+        _sum(totals, "lockstitch_rpc_calls_queued"),
         *_bytes_per_second(one),
-        _pair(counters, "lockstitch_rrefs_owned", "lockstitch_rrefs_used"),
-        _sum(counters, "lockstitch_autograd_contexts"),
+        _pair(totals, "lockstitch_rrefs_owned", "lockstitch_rrefs_used"),
+        _sum(totals, "lockstitch_autograd_contexts"),
         _rate(counters, "lockstitch_collectives_completed_total"),
         "" if step is None else f"{step.number}",
         "" if main is None else STATES.get(main.state, ""),
@@ -166,22 +166,19 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _found(counters: Sequence[Counter], name: str) -> list[Counter]:
-    return [each for each in counters if each.name == name]
-
-
-def _sum(counters: Sequence[Counter], name: str) -> str:
-    found = _found(counters, name)
-    return f"{sum(each.value for each in found):.0f}" if found else ""
+def _sum(totals: Mapping[str, float], name: str) -> str:
+    return f"{totals[name]:.0f}" if name in totals else ""
 
 
 def _rate(counters: Sequence[Counter], name: str) -> str:
-    found = [each.per_second for each in _found(counters, name) if each.per_second is not None]
+    found = [
+        each.per_second for each in counters if each.name == name and each.per_second is not None
+    ]
     return f"{sum(found):.0f}" if found else ""
 
 
-def _pair(counters: Sequence[Counter], first: str, second: str) -> str:
-    return f"{_sum(counters, first)}/{_sum(counters, second)}" if _found(counters, first) else ""
+def _pair(totals: Mapping[str, float], first: str, second: str) -> str:
+    return f"{_sum(totals, first)}/{_sum(totals, second)}" if first in totals else ""
 
 
 def _table(*columns: str) -> Table:

@@ -79,7 +79,7 @@ def stack_lines(participants: Sequence[Participant], *, everything: bool = False
         if one.silence is not None:
             lines.append(f"  {one.silence.why}{_system_in_words(one)}")
         lines += [f"    {line}" for line in one.outside.splitlines()]
-        told = () if one.report is None or one.outside else one.report.threads
+        told = () if one.outside else one.threads
         for thread in told:
             if thread.kind == "library" and not everything:
                 continue
