@@ -7,7 +7,7 @@ Names ending in an underscore, as in torch, write into the tensors that they are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,9 +18,9 @@ from lockstitch.hvd.process_sets import ProcessSet, global_process_set, id_of, s
 from lockstitch.modes import in_plain_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from lockstitch.collectives import ReduceOp, Reduction, Session
+    from lockstitch.collectives import ReduceOp, Session
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def allreduce_async(
     not be changed before. Raises at once what this rank alone can see (`ValueError`, `TypeError`).
     """
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return begin("allreduce", tensor, reduction, name, process_set, output=None)
+    return begin("allreduce", (tensor, reduction), name, process_set, output=None)
 
 
 def allreduce_async_(
@@ -68,7 +68,7 @@ def allreduce_async_(
 ) -> Operation[torch.Tensor]:
     """Like `allreduce_async`, in place: the result is `tensor` itself."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return begin("allreduce", tensor, reduction, name, process_set, output=tensor)
+    return begin("allreduce", (tensor, reduction), name, process_set, output=tensor)
 
 
 def grouped_allreduce_async(
@@ -82,7 +82,7 @@ def grouped_allreduce_async(
 ) -> Operation[list[torch.Tensor]]:
     """Begins what `grouped_allreduce` does; see `allreduce_async`."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return begin("grouped_allreduce", tensors, reduction, name, process_set, outputs=None)
+    return begin("grouped_allreduce", (tensors, reduction), name, process_set, outputs=None)
 
 
 def grouped_allreduce_async_(
@@ -96,18 +96,16 @@ def grouped_allreduce_async_(
 ) -> Operation[list[torch.Tensor]]:
     """Like `grouped_allreduce_async`, in place: the result are `tensors` themselves."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return begin("grouped_allreduce", tensors, reduction, name, process_set, outputs=list(tensors))
+    return begin(
+        "grouped_allreduce", (tensors, reduction), name, process_set, outputs=list(tensors)
+    )
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Operation[torch.Tensor]:
     """Begins what `allgather` does, [rows, …] to [rows of all, …]; see `allreduce_async`."""
-    session = current_session()
-    handle = session.deferred.allgather(
-        tensor, name=_full("allgather", name), process_set=id_of(process_set)
-    )
-    return Operation(session, handle)
+    return begin("allgather", (tensor,), name, process_set)
 
 
 def grouped_allgather_async(
@@ -116,11 +114,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[list[torch.Tensor]]:
     """Begins what `grouped_allgather` does; see `allreduce_async`."""
-    session = current_session()
-    handle = session.deferred.grouped_allgather(
-        tensors, name=_full("grouped_allgather", name), process_set=id_of(process_set)
-    )
-    return Operation(session, handle)
+    return begin("grouped_allgather", (tensors,), name, process_set)
 
 
 def broadcast_async(
@@ -131,7 +125,7 @@ def broadcast_async(
 ) -> Operation[torch.Tensor]:
     """Begins to copy the tensor of `root_rank`, a global rank also in a process set, to all, into
     new tensors; see `broadcast` and `allreduce_async`."""
-    return begin("broadcast", tensor, root_rank, name, process_set, output=None)
+    return begin("broadcast", (tensor, root_rank), name, process_set, output=None)
 
 
 def broadcast_async_(
@@ -141,7 +135,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Operation[torch.Tensor]:
     """Like `broadcast_async`, in place: the result is `tensor` itself."""
-    return begin("broadcast", tensor, root_rank, name, process_set, output=tensor)
+    return begin("broadcast", (tensor, root_rank), name, process_set, output=tensor)
 
 
 def alltoall_async(
@@ -155,11 +149,7 @@ def alltoall_async(
     int32 [ranks]. See `alltoall` and `allreduce_async`."""
     if isinstance(splits, torch.Tensor):
         splits = splits.tolist()
-    session = current_session()
-    handle = session.deferred.alltoall(
-        tensor, splits, name=_full("alltoall", name), process_set=id_of(process_set)
-    )
-    return Operation(session, handle, tuple)
+    return begin("alltoall", (tensor, splits), name, process_set, finish=tuple)
 
 
 def reducescatter_async(
@@ -172,14 +162,8 @@ def reducescatter_async(
 ) -> Operation[torch.Tensor]:
     """Begins to reduce [rows, …], and leaves each rank its share of the rows, [rows / ranks, …];
     the first ranks get one more where the number does not divide. See `allreduce_async`."""
-    session = current_session()
-    handle = session.deferred.reducescatter(
-        tensor,
-        scattered_reduction_of(op, prescale_factor, postscale_factor),
-        name=_full("reducescatter", name),
-        process_set=id_of(process_set),
-    )
-    return Operation(session, handle)
+    reduction = scattered_reduction_of(op, prescale_factor, postscale_factor)
+    return begin("reducescatter", (tensor, reduction), name, process_set)
 
 
 def grouped_reducescatter_async(
@@ -191,14 +175,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Operation[list[torch.Tensor]]:
     """Begins what `grouped_reducescatter` does; see `allreduce_async`."""
-    session = current_session()
-    handle = session.deferred.grouped_reducescatter(
-        tensors,
-        scattered_reduction_of(op, prescale_factor, postscale_factor),
-        name=_full("grouped_reducescatter", name),
-        process_set=id_of(process_set),
-    )
-    return Operation(session, handle)
+    reduction = scattered_reduction_of(op, prescale_factor, postscale_factor)
+    return begin("grouped_reducescatter", (tensors, reduction), name, process_set)
 
 
 def sparse_allreduce_async(
@@ -245,23 +223,23 @@ def sparse_operation(
 
 
 def begin(
-    kind: Literal["allreduce", "grouped_allreduce", "broadcast"],
-    what: Any,
-    how: Reduction | int,
+    kind: str,
+    what: tuple[Any, ...],
     name: str | None,
     process_set: ProcessSet,
     *,
     is_deferred: bool = True,
+    finish: Callable[[Any], T] | None = None,
     **target: T | None,
 ) -> Operation[T]:
-    """Submits an operation of the session, with or without an `output` (of a group: `outputs`),
-    which is the result then. `how`: the reduction, or the root. What is not deferred is waited for
-    at once."""
+    """Submits an operation of the session; `what`: its arguments. Where it has an `output` (of a
+    group: `outputs`) other than None, that is the result; `finish`: see `Operation`. What is not
+    deferred is waited for at once."""
     session = current_session()
     operation = getattr(session.deferred if is_deferred else session.awaited, kind)
-    handle = operation(what, how, name=_full(kind, name), process_set=id_of(process_set), **target)
-    (output,) = target.values()
-    return Operation(session, handle, None if output is None else lambda _: output)
+    handle = operation(*what, name=_full(kind, name), process_set=id_of(process_set), **target)
+    given = next(iter(target.values()), None)
+    return Operation(session, handle, finish if given is None else lambda _: given)
 
 
 def _full(kind: str, name: str | None) -> str | None:

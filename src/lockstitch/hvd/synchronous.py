@@ -88,7 +88,7 @@ def allreduce_(
     """Like `allreduce`, in place, and without a gradient; returns `tensor`."""
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
-        "allreduce", tensor, reduction, name, process_set, is_deferred=False, output=tensor
+        "allreduce", (tensor, reduction), name, process_set, is_deferred=False, output=tensor
     ).wait()
 
 
@@ -125,8 +125,7 @@ def grouped_allreduce_(
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return begin(
         "grouped_allreduce",
-        tensors,
-        reduction,
+        (tensors, reduction),
         name,
         process_set,
         is_deferred=False,
@@ -184,7 +183,7 @@ def broadcast_(
 ) -> torch.Tensor:
     """Like `broadcast`, in place, and without a gradient; returns `tensor`."""
     return begin(
-        "broadcast", tensor, root_rank, name, process_set, is_deferred=False, output=tensor
+        "broadcast", (tensor, root_rank), name, process_set, is_deferred=False, output=tensor
     ).wait()
 
 
