@@ -48,9 +48,8 @@ from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from lockstitch.checkpoint.shards import Fields
     from lockstitch.checkpoint.storage import Folder
     from lockstitch.ids import WorkerInfo
     from lockstitch.optim.local import LocalOptimizer
@@ -58,6 +57,8 @@ if TYPE_CHECKING:
     from lockstitch.runtime.pending import Future
 
 T = TypeVar("T")
+Wanted = tuple[Shard, tuple[str, ...]]
+"""A file, and the names of what is to be read of it."""
 
 
 def save(
@@ -132,16 +133,15 @@ def _read_and_put_back(
 ) -> None:
     attempt = uuid.uuid4().hex
     saved = {name: shard for shard in shards for name in shard.names}
-    every = [_fields(shard) for shard in shards]
 
-    def parts(info: WorkerInfo) -> tuple[str, str, list[tuple[Any, ...]], list[Fields]]:
+    def parts(info: WorkerInfo) -> tuple[str, str, list[Wanted], list[Shard]]:
         mine = workers[info]
         files = {saved[name].file: saved[name] for name in mine}
         wanted = [
-            (*_fields(shard), tuple(name for name in mine if saved[name] is shard))
+            (shard, tuple(name for name in mine if saved[name] is shard))
             for shard in files.values()
         ]
-        return folder.address, attempt, wanted, every
+        return folder.address, attempt, wanted, shards
 
     try:
         _on_each(workers, _read, parts, timeout)
@@ -227,11 +227,11 @@ def _finish_later(address: str, attempt: str, workers: list[WorkerInfo], timeout
 
 def _finish(address: str, attempt: str, workers: list[WorkerInfo], timeout: float) -> None:
     """Has each worker write what it has copied, and makes a checkpoint of that."""
-    folder, asked = open_folder(address), {info: list[str]() for info in workers}
+    folder = open_folder(address)
     try:
         folder.create()
-        shards = _on_each(asked, _write, lambda _: (address, attempt), timeout)
-        write_manifest(folder, [Shard(*shard) for shard in shards.values()])
+        shards = _on_each(workers, _write, lambda _: (address, attempt), timeout)
+        write_manifest(folder, shards.values())
     except BaseException:
         _forget_everywhere(attempt, timeout)
         with contextlib.suppress(OSError):  # the next save removes them
@@ -260,9 +260,9 @@ def _registered(things: Mapping[str, object] | None) -> Iterator[None]:
 
 def _owners(only: Collection[str] | None, timeout: float) -> dict[str, WorkerInfo]:
     """Asks all workers; returns who has registered each name, of all or `only` some."""
-    members = {info: [] for info in get_worker_infos()}  # type: ignore[var-annotated]
     owners: dict[str, WorkerInfo] = {}
-    for info, registered in _on_each(members, _names, lambda _: (), timeout).items():
+    answers = _on_each(get_worker_infos(), _names, lambda _: (), timeout)
+    for info, registered in answers.items():
         for name in registered:
             if only is not None and name not in only:
                 continue
@@ -292,12 +292,8 @@ def _check_same(saved: Mapping[str, Shard], owners: Mapping[str, WorkerInfo]) ->
         )
 
 
-def _fields(shard: Shard) -> Fields:
-    return shard.file, shard.bytes, shard.sha256, shard.worker, shard.names
-
-
 def _on_each(
-    workers: Mapping[WorkerInfo, list[str]],
+    workers: Iterable[WorkerInfo],
     function: Callable[..., T],
     arguments: Callable[[WorkerInfo], tuple[Any, ...]],
     timeout: float,
@@ -315,8 +311,7 @@ def _on_each(
 
 def _forget_everywhere(attempt: str, timeout: float) -> None:
     """Has all workers drop what an attempt that has failed has left there."""
-    members: dict[WorkerInfo, list[str]] = {info: [] for info in get_worker_infos()}
-    _on_each(members, _forget, lambda _: (attempt,), timeout, raises=False)
+    _on_each(get_worker_infos(), _forget, lambda _: (attempt,), timeout, raises=False)
 
 
 # ---------------------------------------------------------------- on each worker
@@ -344,25 +339,24 @@ def _copy(attempt: str, wanted: list[str]) -> list[str]:
 
 
 @needed
-def _write(address: str, attempt: str) -> tuple[Any, ...]:
+def _write(address: str, attempt: str) -> Shard:
     worker = current_worker()
     _check_allowed(save, "write")
     copy = CheckpointRegistry.of(worker).take_copy(attempt)
-    return _fields(write_shard(open_folder(address), attempt, worker.name, copy))
+    return write_shard(open_folder(address), attempt, worker.name, copy)
 
 
 @needed
-def _read(address: str, attempt: str, wanted: list[tuple[Any, ...]], every: list[Fields]) -> None:
+def _read(address: str, attempt: str, wanted: list[Wanted], shards: list[Shard]) -> None:
     _check_allowed(load, "read")
     registry, folder = CheckpointRegistry.of(current_worker()), open_folder(address)
-    shards = [Shard(*each) for each in every]
     states: dict[str, Any] = {}
-    for *fields, mine in wanted:
-        states.update(read_shard(folder, Shard(*fields), mine))
+    for shard, mine in wanted:
+        states.update(read_shard(folder, shard, mine))
     registry.pending[attempt] = states
     for name, thing in registry.things(states).items():
         if is_in_parts(thing):
-            arguments = (address, every, attempt, name)
+            arguments = (address, shards, attempt, name)
             find = partial(fetch, folder, shards)
             states[name] = read_parts(thing, states[name], find, _read_part, arguments)
         else:
@@ -375,12 +369,12 @@ def _read_part(
     _reference: RRef[LocalOptimizer],
     part: dict[str, Any],
     address: str,
-    every: list[Fields],
+    shards: list[Shard],
     attempt: str,
     name: str,
 ) -> None:
     _check_allowed(load, "read")
-    found = fetch(open_folder(address), [Shard(*each) for each in every], part)
+    found = fetch(open_folder(address), shards, part)
     CheckpointRegistry.of(current_worker()).keep_part(attempt, name, found)
 
 

@@ -26,6 +26,7 @@ import safetensors
 from safetensors.torch import save_file
 
 from lockstitch.checkpoint.structure import decode, fill
+from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,6 +44,7 @@ _FORMAT = 1
 _HEADER_KEY = "lockstitch"
 
 
+@needed
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One worker's file: what is in it, and what tells that it is whole."""
@@ -52,10 +54,6 @@ class Shard:
     sha256: str
     worker: str
     names: tuple[str, ...]
-
-
-Fields = tuple[str, int, str, str, tuple[str, ...]]
-"""A shard as plain values, which cross in a group with a registry, too."""
 
 
 def write_shard(folder: Folder, save: str, worker: str, copy: Copy) -> Shard:
