@@ -44,32 +44,34 @@ class NoneCompressor(Compressor):
         return tensor
 
 
-class FP16Compressor(Compressor):
-    """Sends floating-point numbers as float16."""
+class _Narrowing(Compressor):
+    """Sends floating-point numbers as `dtype`, where that is narrower than theirs."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the tensor as float16, if it is of a wider floating-point type."""
-        return _narrowed(tensor, torch.float16)
+    dtype: torch.dtype
 
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns the tensor in the type that it had."""
-        return tensor.to(ctx)
-
-
-class BF16Compressor(Compressor):
-    """Sends floating-point numbers as bfloat16: fewer digits than float16, the range of float32."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the tensor as bfloat16, if it is of a wider floating-point type."""
-        return _narrowed(tensor, torch.bfloat16)
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Returns the tensor as it is sent, and the type that it had."""
+        is_wider = tensor.is_floating_point() and tensor.dtype.itemsize > cls.dtype.itemsize
+        return (tensor.to(cls.dtype) if is_wider else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Returns the tensor in the type that it had."""
         return tensor.to(ctx)
+
+
+class FP16Compressor(_Narrowing):
+    """Sends floating-point numbers as float16, if theirs is a wider type."""
+
+    dtype = torch.float16
+
+
+class BF16Compressor(_Narrowing):
+    """Sends floating-point numbers as bfloat16, if theirs is a wider type: fewer digits than
+    float16, the range of float32."""
+
+    dtype = torch.bfloat16
 
 
 @dataclass(slots=True)
@@ -156,11 +158,6 @@ class Compression:
     bf16 = BF16Compressor
 
     powersgd = PowerSGD
-
-
-def _narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.dtype]:
-    is_wider = tensor.dtype.is_floating_point and tensor.dtype.itemsize > dtype.itemsize
-    return (tensor.to(dtype) if is_wider else tensor), tensor.dtype
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
