@@ -44,7 +44,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def with_port(host: str, port: int) -> str:
+def with_port(host: str, port: int | str) -> str:
     """Returns `host:port`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 

@@ -81,9 +81,7 @@ def meeting_url(environment: Mapping[str, str]) -> str | None:
         return "env://"
     if all(name in environment for name in _OF_HOROVOD):
         address, port = (environment[name] for name in _OF_HOROVOD)
-        return (
-            f"tcp://[{address.strip('[]')}]:{port}" if ":" in address else f"tcp://{address}:{port}"
-        )
+        return f"tcp://{with_port(address, port)}"
     place = meeting_place(environment)
     return None if place is None else f"tcp://{with_port(*place)}"
 

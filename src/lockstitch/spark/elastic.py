@@ -24,6 +24,7 @@ from lockstitch.launch.process import elastic_environment
 from lockstitch.launcher_link.client import ADDRESS, REACHED_AT
 from lockstitch.launcher_link.conductor import Conductor, NewWorld, Surroundings
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions, Ended, HostsFound
+from lockstitch.link.addresses import with_port
 from lockstitch.link.machine import host_identity
 from lockstitch.rendezvous.reaching import say
 from lockstitch.spark.context import (
@@ -261,10 +262,7 @@ class _ElasticRun:
                 return ElasticTask(terms, worker, {**told, **place})
 
             def meet_at(world: NewWorld) -> str:
-                host = desk.host_of(world.workers[0])
-                return (
-                    f"tcp://[{host}]:{world.port}" if ":" in host else f"tcp://{host}:{world.port}"
-                )
+                return f"tcp://{with_port(desk.host_of(world.workers[0]), world.port)}"
 
             starter = TaskStarter(context, task_of, lambda ended: conductor.post(ended))
             surroundings = Surroundings(address, meet_at, selector, tell_of_wait=say)
