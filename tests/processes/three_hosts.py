@@ -8,26 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.processes.two_hosts import TwoHosts, ip
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-NAMES = ("alpha", "beta", "gamma")
 ADDRESSES = ("10.213.79.1", "10.213.79.2", "10.213.79.3")
 
 
 class ThreeHosts(TwoHosts):
     """A context manager."""
 
-    def __init__(self) -> None:
-        self._networks = [f"lockstitch-{os.getpid()}-{name}" for name in ("a", "b", "c", "switch")]
-        self._stack = ExitStack()
+    names = ("alpha", "beta", "gamma")
 
     def __enter__(self) -> ThreeHosts:
         if not shutil.which("iptables"):
@@ -36,26 +28,21 @@ class ThreeHosts(TwoHosts):
         return self
 
     def _make(self) -> None:
-        *hosts, switch = self._networks
-        for network in self._networks:
-            try:
-                ip("netns", "add", network)
-            except subprocess.CalledProcessError as error:
-                pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode()}")
-            self._stack.callback(ip, "netns", "delete", network)
+        switch = f"lockstitch-{os.getpid()}-switch"
+        for network in (*self._networks, switch):
+            self._add(network)
         try:
             ip("-n", switch, "link", "add", "bridge", "type", "bridge")
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no bridge can be made here: {error.stderr.decode()}")
         ip("-n", switch, "link", "set", "bridge", "up")
-        for number, host in enumerate(hosts):
+        for number, host in enumerate(self._networks):
             port = f"port{number}"
             end = ("peer", "name", port, "netns", switch)
             ip("-n", host, "link", "add", "wire", "type", "veth", *end)
             ip("-n", switch, "link", "set", port, "master", "bridge", "up")
             ip("-n", host, "address", "add", f"{ADDRESSES[number]}/24", "dev", "wire")
-            for link in ("wire", "lo"):
-                ip("-n", host, "link", "set", link, "up")
+            self._set_up(host)
 
     def cut_between(self, one: int, other: int) -> None:
         """Nothing goes between these two any more, and nobody is told."""
@@ -63,9 +50,3 @@ class ThreeHosts(TwoHosts):
             network, address = self._networks[here], ADDRESSES[there]
             self.rule(network, "-I", "INPUT", "-s", address)
             self.rule(network, "-I", "OUTPUT", "-d", address)
-
-    def command(self, host: int, words: Sequence[str]) -> list[str]:
-        """What runs `words` on a host."""
-        named = f'hostname {NAMES[host]} && exec "$@"'
-        there = ["ip", "netns", "exec", self._networks[host], "unshare", "--uts"]
-        return [*there, "sh", "-c", named, "-", *words]

@@ -35,8 +35,10 @@ def ip(*words: str) -> None:
 class TwoHosts:
     """A context manager."""
 
+    names = NAMES
+
     def __init__(self) -> None:
-        self._networks = [f"lockstitch-{os.getpid()}-{name}" for name in NAMES]
+        self._networks = [f"lockstitch-{os.getpid()}-{name}" for name in self.names]
         self._stack = ExitStack()
 
     def __enter__(self) -> TwoHosts:
@@ -54,20 +56,26 @@ class TwoHosts:
 
     def _make(self) -> None:
         for network in self._networks:
-            try:
-                ip("netns", "add", network)
-            except subprocess.CalledProcessError as error:
-                pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode()}")
-            self._stack.callback(ip, "netns", "delete", network)
+            self._add(network)
         first, second = self._networks
         end = ("peer", "wire", "netns", second)
         ip("-n", first, "link", "add", "wire", "type", "veth", *end)
         for host, network in enumerate(self._networks):
             for address in (f"{ADDRESSES[host]}/24", f"{IPV6_ADDRESSES[host]}/64"):
                 ip("-n", network, "address", "add", address, "dev", "wire", *_at_once(address))
-            for link in ("wire", "lo"):
-                ip("-n", network, "link", "set", link, "up")
+            self._set_up(network)
             self._write_hosts_file(host, network)
+
+    def _add(self, network: str) -> None:
+        try:
+            ip("netns", "add", network)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode()}")
+        self._stack.callback(ip, "netns", "delete", network)
+
+    def _set_up(self, network: str) -> None:
+        for link in ("wire", "lo"):
+            ip("-n", network, "link", "set", link, "up")
 
     def _write_hosts_file(self, host: int, network: str) -> None:
         folder = Path("/etc/netns", network)
@@ -82,7 +90,7 @@ class TwoHosts:
 
     def command(self, host: int, words: Sequence[str]) -> list[str]:
         """What runs `words` on a host."""
-        named = f'hostname {NAMES[host]} && exec "$@"'
+        named = f'hostname {self.names[host]} && exec "$@"'
         there = ["ip", "netns", "exec", self._networks[host], "unshare", "--uts"]
         return [*there, "sh", "-c", named, "-", *words]
 
