@@ -15,9 +15,10 @@ Where another thread, or another worker, is to run as this thread would, it take
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import torch
 
@@ -139,6 +140,18 @@ class Modes:
 
 # They hardly ever change: the same object is faster than a new one, and found to be equal faster.
 _modes: Final = functools.lru_cache(100)(Modes)
+
+
+def in_callers_modes(function: Callable[..., T]) -> Callable[..., T]:
+    """Returns `function`, to be called by another thread as if this one did: with its modes and its
+    context variables."""
+    modes, context = Modes.of_this_thread(), contextvars.copy_context()
+
+    def call(*args: Any) -> T:
+        with modes.active():
+            return function(*args)
+
+    return lambda *args: context.copy().run(call, *args)
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

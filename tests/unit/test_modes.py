@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+import contextvars
+import pickle
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
 
-from lockstitch.modes import are_plain, has_memory, in_plain_modes, plain_modes, writable
+from lockstitch.modes import (
+    Modes,
+    are_plain,
+    has_memory,
+    in_callers_modes,
+    in_plain_modes,
+    plain_modes,
+    writable,
+)
 from tests.modes import EACH_MODE, MODES, Hollow, in_mode
 
 CHANGING = [each for each in EACH_MODE if each not in ("none", "no_grad", "autocast")]
@@ -104,3 +117,61 @@ def test_everything_may_be_imported_in_any_mode():
         "assert _ANCHOR.requires_grad and not _ANCHOR.is_inference() and _ANCHOR.is_cpu\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+NAME: contextvars.ContextVar[str] = contextvars.ContextVar("NAME", default="none")
+
+
+def in_a_thread(function: Any) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+OF_CALLERS = {
+    "none": [],
+    "device": [lambda: torch.device("meta")],
+    "no_grad": [lambda: torch.no_grad()],
+    "inference": [lambda: torch.inference_mode()],
+    "bfloat16": [lambda: torch.autocast("cpu", torch.bfloat16)],
+    "float16, no cache": [lambda: torch.autocast("cpu", torch.float16, cache_enabled=False)],
+    "autocast off": [lambda: torch.autocast("cpu", enabled=False)],
+    "grad within inference": [lambda: torch.inference_mode(), lambda: torch.enable_grad()],
+}
+
+
+@pytest.mark.parametrize("name", OF_CALLERS)
+def test_the_other_thread_has_the_callers_modes(name: str) -> None:
+    with ExitStack() as stack:
+        for mode in OF_CALLERS[name]:
+            stack.enter_context(mode())
+        here = Modes.of_this_thread()
+        there = in_a_thread(in_callers_modes(Modes.of_this_thread))
+    assert there.is_grad_enabled == here.is_grad_enabled
+    assert there.is_inference == here.is_inference
+    assert [kind[:2] for kind in there.autocast] == [kind[:2] for kind in here.autocast]
+    if here.autocast[0][1]:
+        assert there == here
+    assert pickle.loads(pickle.dumps(here)) == here
+
+
+def test_the_threads_own_modes_come_back() -> None:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        modes = Modes.of_this_thread()
+    before = Modes.of_this_thread()
+    with modes.active():
+        assert not torch.is_grad_enabled()
+    assert Modes.of_this_thread() == before
+
+
+def test_context_variables_come_along_but_not_back() -> None:
+    def change() -> str:
+        found = NAME.get()
+        NAME.set("changed")
+        return found
+
+    NAME.set("caller")
+    assert in_a_thread(in_callers_modes(change)) == "caller"
+    assert NAME.get() == "caller"

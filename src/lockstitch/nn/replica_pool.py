@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lockstitch.devices.kinds import HOST, is_host
-from lockstitch.nn.parallel.modes import Modes
+from lockstitch.modes import Modes
 from lockstitch.nn.parallel.places import check_devices
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.base import Blueprint, Request

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from lockstitch.nn.parallel.modes import Modes
+from lockstitch.modes import Modes
 from lockstitch.nn.slots.base import BackwardRequest, Request, VjpOf
 from lockstitch.nn.slots.lifting import fill, lift
 from lockstitch.torch_internals.autograd import keeps_graph as keeps_graph_now

@@ -6,7 +6,6 @@ parallel_apply   several modules at once
 comm             broadcast, reduce_add, scatter, gather of tensors, without autograd
 _functions       the same with autograd
 containers       what a structure may be made of
-modes            what a slot's thread takes over from the caller's
 places           the device behind a number or a name
 
 `DataParallel` and `data_parallel`, made of these parts, are found here too; `lockstitch.nn` puts

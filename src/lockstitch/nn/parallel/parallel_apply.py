@@ -13,7 +13,7 @@ import torch
 
 from lockstitch.devices import accelerators
 from lockstitch.devices.kinds import HOST, is_host
-from lockstitch.nn.parallel.modes import in_callers_modes
+from lockstitch.modes import in_callers_modes
 from lockstitch.nn.parallel.places import Place, device_of
 from lockstitch.torch_internals.modules import ExceptionWrapper
 

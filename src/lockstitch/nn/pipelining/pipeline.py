@@ -21,8 +21,8 @@ from typing_extensions import Self
 from lockstitch.autograd.service import AutogradService
 from lockstitch.devices.kinds import HOST
 from lockstitch.errors import SerializationError
+from lockstitch.modes import Modes
 from lockstitch.nn.api.remote_module import _RemoteModule
-from lockstitch.nn.parallel.modes import Modes
 from lockstitch.nn.parallel.scatter_gather import gather
 from lockstitch.nn.pipelining.graphs import Values
 from lockstitch.nn.pipelining.inbox import Inboxes

@@ -26,7 +26,7 @@ from lockstitch.autograd.context import context_of_this_thread, set_current_cont
 from lockstitch.autograd.emission import compact
 from lockstitch.errors import PeerDiedError, RpcError, add_note, text_of
 from lockstitch.ids import GlobalId, WorkerId
-from lockstitch.nn.parallel.modes import Modes
+from lockstitch.modes import Modes
 from lockstitch.nn.pipelining.graphs import Gradients, Values
 from lockstitch.nn.pipelining.inbox import Inbox, Inboxes, StepEndedError
 from lockstitch.nn.pipelining.stage import MicroBatch, Stage, StageOptions, owned

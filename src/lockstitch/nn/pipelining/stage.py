@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.autograd.graph import GradientEdge
 
-    from lockstitch.nn.parallel.modes import Modes
+    from lockstitch.modes import Modes
     from lockstitch.nn.pipelining.recomputing import Former
 
 

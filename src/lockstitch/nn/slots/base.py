@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from lockstitch.memory.waiting import WorkEstimate
-    from lockstitch.nn.parallel.modes import Modes
+    from lockstitch.modes import Modes
 
 
 @dataclass(frozen=True)

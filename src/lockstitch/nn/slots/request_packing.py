@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from lockstitch.nn.parallel.modes import Modes
+    from lockstitch.modes import Modes
 
 _MOST_MODES = 100
 

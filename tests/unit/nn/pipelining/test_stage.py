@@ -14,7 +14,7 @@ from lockstitch import rpc
 from lockstitch.autograd.context import DistAutogradContext
 from lockstitch.autograd.stitch import stitch_receive
 from lockstitch.ids import GlobalId
-from lockstitch.nn.parallel.modes import Modes
+from lockstitch.modes import Modes
 from lockstitch.nn.pipelining.graphs import Gradients, Values
 from lockstitch.nn.pipelining.skips import SkipReference
 from lockstitch.nn.pipelining.stage import MicroBatch, Stage, StageOptions, owned

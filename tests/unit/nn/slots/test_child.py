@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstitch.nn.parallel.modes import Modes
+from lockstitch.modes import Modes
 from lockstitch.nn.slots.answers import BACKWARD, COLLECT, FORWARD
 from lockstitch.nn.slots.base import Blueprint, Request
 from lockstitch.nn.slots.child import _disarm, _Server

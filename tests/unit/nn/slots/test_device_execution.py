@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstitch.nn.parallel.modes import Modes
+from lockstitch.modes import Modes
 from lockstitch.nn.slots.base import BackwardRequest, Changes, Request
 from lockstitch.nn.slots.device_execution import DeviceExecutor, at_home
 from lockstitch.nn.slots.lifting import lift

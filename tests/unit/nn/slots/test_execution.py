@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstitch.nn.parallel.modes import Modes
+from lockstitch.modes import Modes
 from lockstitch.nn.slots.base import BackwardRequest, Changes, Request, VjpOf
 from lockstitch.nn.slots.execution import Executor
 from lockstitch.nn.slots.lifting import fill, lift

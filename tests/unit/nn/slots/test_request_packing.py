@@ -7,7 +7,7 @@ import pickle
 
 import torch
 
-from lockstitch.nn.parallel.modes import Modes
+from lockstitch.modes import Modes
 from lockstitch.nn.slots.base import Changes, Request, VjpOf
 from lockstitch.nn.slots.lifting import lift
 from lockstitch.nn.slots.request_packing import Packer, Unpacker

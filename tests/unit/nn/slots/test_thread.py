@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lockstitch.errors import SlotDiedError
-from lockstitch.nn.parallel.modes import Modes
+from lockstitch.modes import Modes
 from lockstitch.nn.slots import base, generators
 from lockstitch.nn.slots.base import BackwardRequest, Blueprint, Request
 from lockstitch.nn.slots.lifting import lift
