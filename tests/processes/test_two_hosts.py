@@ -38,8 +38,27 @@ try:
 except (RuntimeError, ValueError, OSError) as error:
     print(type(error).__name__, error)
 """
-WELL = {CALL: ["[1.0, 1.0]\n", "[2.0, 2.0]\n"], REDUCE: ["2.0 2\n"] * 2}
+OF_TORCH = """
+import torch, torch.distributed as dist, lockstitch.c10d
+try:
+    dist.init_process_group("lockstitch")
+    tensor = torch.full((50_000,), 1.0 + dist.get_rank())
+    dist.all_reduce(tensor)
+    (dist.recv if dist.get_rank() else dist.send)(tensor[:1], 1 - dist.get_rank())
+    print(tensor[0].item())
+    dist.destroy_process_group()
+except (RuntimeError, ValueError, OSError) as error:
+    print(type(error).__name__, error)
+"""
+WELL = {
+    CALL: ["[1.0, 1.0]\n", "[2.0, 2.0]\n"],
+    REDUCE: ["2.0 2\n"] * 2,
+    OF_TORCH: ["3.0\n"] * 2,
+}
 both_faces = pytest.mark.parametrize("program", [CALL, REDUCE], ids=["rpc", "hvd"])
+three_faces = pytest.mark.parametrize(
+    "program", [CALL, REDUCE, OF_TORCH], ids=["rpc", "hvd", "c10d"]
+)
 
 
 @pytest.fixture
@@ -114,6 +133,10 @@ def test_the_secret_is_all_that_a_user_provides(hosts, secret, program, of_rank)
     assert lines(outputs(start(hosts, program, of_rank, **secret))) == WELL[program]
 
 
+def test_a_group_of_torch_reduces_and_sends_messages_between_hosts(hosts, secret) -> None:
+    assert lines(outputs(start(hosts, OF_TORCH, of_torchrun, **secret))) == WELL[OF_TORCH]
+
+
 @both_faces
 def test_hosts_meet_by_ipv6(hosts, secret, program) -> None:
     started = start(hosts, program, lambda rank: of_torchrun(rank, IPV6_ADDRESSES[0]), **secret)
@@ -164,14 +187,17 @@ def test_ten_open_ports_let_calls_through_a_firewall(hosts, secret) -> None:
     assert lines(outputs(start(hosts, CALL, of_rank, **ports))) == WELL[CALL]
 
 
-@both_faces
+@three_faces
+@pytest.mark.parametrize("is_told", [False, True], ids=["drops", "refuses"])
 def test_a_firewall_that_closes_ports_is_told_with_the_names_of_hosts(
-    hosts, secret, program
+    hosts, secret, program, is_told
 ) -> None:
     for host in range(2):
-        hosts.close_ports(host, "29777")  # but that where all meet
+        hosts.close_ports(host, "29777", is_told=is_told)  # but that where all meet
     for line in lines(outputs(start(hosts, program, of_torchrun, **secret))):
-        assert "did not answer in 10 s" in line or "did not come to rank 0 within 10 s" in line
+        words = "did not answer in 10 s|did not come to rank 0 within 10 s"
+        assert re.search("Connection refused; unless" if is_told else words, line), line
+        assert re.search(r"on host (alpha|beta)|\(host alpha\)", line), line
         assert "a firewall closes that port (LOCKSTITCH_PORT_RANGE" in line
         assert any(name in line for name in NAMES)
 

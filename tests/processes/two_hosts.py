@@ -142,16 +142,17 @@ class TwoHosts:
         self.rule(network, insert_or_delete, "INPUT", "-i", "wire")
         self.rule(network, insert_or_delete, "OUTPUT", "-o", "wire")
 
-    def close_ports(self, host: int, open_ports: str) -> None:
-        """A firewall of that host drops whatever would connect from outside, but at these ports."""
+    def close_ports(self, host: int, open_ports: str, *, is_told: bool = False) -> None:
+        """A firewall of that host lets nobody connect from outside, but at these ports; others it
+        drops, or refuses."""
         network = self._networks[host]
         begins = ("-A", "INPUT", "-i", "wire", "-p", "tcp", "--syn", "!", "--dport", open_ports)
-        self.rule(network, *begins)
+        self.rule(network, *begins, then="REJECT" if is_told else "DROP")
 
-    def rule(self, network: str, *words: str) -> None:
+    def rule(self, network: str, *words: str, then: str = "DROP") -> None:
         if not shutil.which("iptables"):
             pytest.skip("needs the command `iptables`")
-        command = ["ip", "netns", "exec", network, "iptables", *words, "-j", "DROP"]
+        command = ["ip", "netns", "exec", network, "iptables", *words, "-j", then]
         subprocess.run(command, check=True, capture_output=True)
 
     def take_down(self) -> None:

@@ -12,7 +12,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore
 
 from lockstitch.c10d.outputs import Outputs, flat_input
 from lockstitch.c10d.works import NO_TIMEOUT
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     import torch
-    from torch.distributed.distributed_c10d import Store
 
     from lockstitch.c10d.flight_recorder import Entry
     from lockstitch.c10d.membership import Membership
@@ -37,13 +35,10 @@ _LOOK_SECONDS: Final = 0.1
 class GlooMessages:
     """What one rank sends and receives between hosts."""
 
-    def __init__(self, group: Membership, store: Store, timeout: timedelta) -> None:
+    def __init__(self, group: Membership, timeout: timedelta) -> None:
         self._group = group
         self._rank = group.session.rank
-        prefixed = PrefixStore("messages", store)
-        self._gloo: Any = distributed.ProcessGroupGloo(
-            prefixed, self._rank, group.session.size, timeout
-        )
+        self._gloo: Any = group.session.message_group(timeout)
         group.session.observers.ended = self._end
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> GlooWork:

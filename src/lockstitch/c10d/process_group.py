@@ -90,8 +90,11 @@ def joined(
         rank_numbers=tuple(ranks),
     )
     session = open_session(rank, len(ranks), store, options)
-    label = GroupLabel(session, name, ranks)
-    return ProcessGroup(session, label, store, timeout)
+    try:
+        return ProcessGroup(session, GroupLabel(session, name, ranks), store, timeout)
+    except BaseException:
+        session.shutdown()
+        raise
 
 
 class ProcessGroup(_TorchGroup):
@@ -116,7 +119,7 @@ class ProcessGroup(_TorchGroup):
         if session.has_pairs:
             self._messages = Messages(self._group)
         else:
-            self._messages = GlooMessages(self._group, store, timeout)
+            self._messages = GlooMessages(self._group, timeout)
         session.observers.stall = self._group.warn_of_stall
         self._splits = 0
         OPEN_GROUPS.add(self)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import timedelta
 
     import torch
 
@@ -86,4 +87,12 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Says goodbye and gives everything back; harmless when repeated."""
+        ...
+
+
+class BetweenHosts(Backend, Protocol):
+    """One whose ranks may be on several hosts."""
+
+    def message_group(self, timeout: timedelta) -> Any:
+        """See `Session.message_group`."""
         ...

@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import torch
 
@@ -49,10 +49,11 @@ from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from datetime import timedelta
 
     from lockstitch.attach.values import Question
     from lockstitch.clock import Clock
-    from lockstitch.collectives.backend import Backend
+    from lockstitch.collectives.backend import Backend, BetweenHosts
     from lockstitch.collectives.device_routes import DeviceBootstrap
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.pending_operations import PendingOperations
@@ -398,6 +399,11 @@ class Session(Operations):
     def has_pairs(self) -> bool:
         """Whether `open_pair` can be used."""
         return self._backend.opens_sets_alone
+
+    def message_group(self, timeout: timedelta) -> Any:
+        """A process group of Gloo of all ranks, for messages between two of them where there are no
+        pairs; all ranks call it. `timeout`: for each message. Raises `CollectiveError`."""
+        return cast("BetweenHosts", self._backend).message_group(timeout)
 
     @in_plain_modes
     def open_pair(self, peer: int) -> ProcessSet:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstitch.link.addresses import host_and_port, is_loopback
+from lockstitch.link.machine import host_identity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockstitch.rendezvous.roster import Member
+    from lockstitch.transport import Connection, Transport
 
 _UNIX = "unix:"
 
@@ -26,6 +28,19 @@ def choose_address(addresses: Sequence[str], is_same_host: bool) -> str:
     where = "on this host" if is_same_host else "from another host"
     remedy = "" if is_same_host else f": {_remedy(addresses)}"
     raise ConnectionError(f"none of the addresses {list(addresses)} can be reached {where}{remedy}")
+
+
+def reach(member: Member, transport: Transport, timeout_seconds: float) -> Connection:
+    """Connects to a worker. Raises what `Transport.connect` does, with the name of its host where
+    that is another one."""
+    is_same_host = member.host == host_identity()
+    address = choose_address(member.addresses, is_same_host)
+    try:
+        return transport.connect(address, timeout_seconds)
+    except (ConnectionError, TimeoutError) as error:
+        if is_same_host:
+            raise
+        raise type(error)(f"on {member.place}: {error}") from error.__cause__
 
 
 def why_apart(members: Sequence[Member]) -> str:

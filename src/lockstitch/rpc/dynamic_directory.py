@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import PeerDiedError, PeerLeftError
-from lockstitch.rendezvous import choose_address, host_identity
+from lockstitch.rendezvous.hosts import reach
 from lockstitch.rendezvous.member_records import MemberRecord, MemberState
 from lockstitch.rendezvous.roster import Table
 
@@ -73,5 +73,4 @@ class DynamicDirectory:
 
     def reach(self, member: Member, timeout_seconds: float) -> Connection:
         """Connects to a worker that is a member, or was one."""
-        address = choose_address(member.addresses, member.host == host_identity())
-        return self._transport.connect(address, timeout_seconds)
+        return reach(member, self._transport, timeout_seconds)

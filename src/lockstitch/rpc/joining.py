@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.errors import RpcError
 from lockstitch.ids import WorkerId
-from lockstitch.rendezvous import choose_address, host_identity, join
+from lockstitch.rendezvous import join
 from lockstitch.rendezvous.contacts import Contacts
-from lockstitch.rendezvous.hosts import host_reached_at, leads_here, why_apart
+from lockstitch.rendezvous.hosts import host_reached_at, leads_here, reach, why_apart
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.static_group import failing_together
 from lockstitch.rpc.admission import Admission, Applicants, Invitation
@@ -81,8 +81,7 @@ class RosterDirectory:
             raise ConnectionError(str(error)) from error
         if member is None:
             raise ConnectionError(f"worker {peer.name!r} is not in the group")
-        address = choose_address(member.addresses, member.host == host_identity())
-        return self._transport.connect(address, timeout_seconds)
+        return reach(member, self._transport, timeout_seconds)
 
 
 def join_static_group(

@@ -10,7 +10,7 @@ import errno
 import socket
 from typing import Final
 
-from lockstitch.link.addresses import LOOPBACK, hint, host_and_port, with_port
+from lockstitch.link.addresses import LOOPBACK, hint, host_and_port, is_loopback, with_port
 from lockstitch.link.ports import listen
 from lockstitch.transport.polling import EpollPoller
 from lockstitch.transport.stream import StreamConnection, StreamListener
@@ -61,13 +61,16 @@ class TcpTransport:
 
         Raises `TimeoutError` when the time is over, `ConnectionError` for all that else can fail.
         """
+        host, port = self._host_and_port(address)
         try:
-            sock = socket.create_connection(self._host_and_port(address), timeout_seconds)
+            sock = socket.create_connection((host, port), timeout_seconds)
         except TimeoutError as error:
             message = f"{address} did not answer in {timeout_seconds:g} s; {hint(address)}"
             raise TimeoutError(message) from error
         except OSError as error:
             advice = f"; {hint(address)}" if error.errno in _NO_WAY else ""
+            if isinstance(error, ConnectionRefusedError) and not is_loopback(host):
+                advice = f"; unless who listened there has ended, {hint(address)}"
             raise ConnectionError(f"cannot connect to {address}: {error}{advice}") from error
         try:
             # Dialling a free port of one's own host may, by chance, use that very port as its

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lockstitch.ids import WorkerInfo
+from lockstitch.link.machine import host_identity
 from lockstitch.rendezvous import Member
-from lockstitch.rendezvous.hosts import choose_address, why_apart
+from lockstitch.rendezvous.hosts import choose_address, reach, why_apart
 
 BOTH = ["unix:/run/w0", "tcp:10.0.0.1:80"]
 
@@ -46,3 +47,17 @@ def test_workers_that_other_hosts_cannot_call_are_named_with_what_to_do(addresse
     assert told.startswith("worker 'w0' is on host name-of-a, but worker 'w1' on host name-of-b")
     assert variable in told
     assert "(and 1 more like it)" in why_apart([member(n, "ab"[n], UNIX) for n in range(2)])
+
+
+def test_error_of_a_connection_to_another_host_names_it_and_keeps_its_cause():
+    class Transport:
+        def connect(self, address, timeout_seconds):
+            raise ConnectionError(f"no way to {address}") from FileNotFoundError("x")
+
+    with pytest.raises(
+        ConnectionError, match=r"^on host name-of-b: no way to tcp:10\.0\.0\.1:80"
+    ) as e:
+        reach(member(1, "b", TCP), Transport(), 1.0)
+    assert isinstance(e.value.__cause__, FileNotFoundError)
+    with pytest.raises(ConnectionError, match=r"^no way to unix:/run/w"):
+        reach(member(1, host_identity(), UNIX), Transport(), 1.0)

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -48,6 +48,7 @@ from lockstitch.forks import abandon_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import timedelta
 
     from lockstitch.collectives.c10d.group_operations import GroupOperations
     from lockstitch.collectives.handles import Handle
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from lockstitch.collectives.request_cache import CachedRequest
     from lockstitch.collectives.requests import Request
 
+T = TypeVar("T")
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 1.0
 _ANSWER_SECONDS = 1.0
@@ -264,10 +266,17 @@ class C10dBackend:
         return tensor.device == self._groups.device
 
     def open_set(self, process_set: ProcessSet) -> None:
+        self._connected(lambda: self._groups.open_set(process_set))
+
+    def message_group(self, timeout: timedelta) -> Any:
+        """See `Session.message_group`."""
+        return self._connected(lambda: self._groups.message_group(self._sets[GLOBAL_SET], timeout))
+
+    def _connected(self, connect: Callable[[], T]) -> T:
         """All members connect to each other. Where that fails nobody can go on."""
         try:
             with self._groups.opening() as look:
-                in_thread(lambda: self._groups.open_set(process_set), self._pending, look=look)
+                return in_thread(connect, self._pending, look=look)
         except Exception as error:
             # It may have failed since a rank died, of which the news are on their way.
             self._knows_why.wait(_GRACE_SECONDS)

@@ -104,6 +104,10 @@ class GroupOperations(Protocol):
 
     def close_set(self, process_set: ProcessSet) -> None: ...
 
+    def message_group(self, process_set: ProcessSet, timeout: timedelta) -> Any:
+        """Returns another group of a set's ranks, for messages between them."""
+        ...
+
     def can_reduce(self, dtype: torch.dtype) -> bool:
         """Returns whether `reduce` takes it."""
         ...
@@ -392,23 +396,30 @@ class ProcessGroupOperations:
             options = distributed.ProcessGroupNCCL.Options()
             set_timeout(options, _NCCL_TIMEOUT)
             return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
-        timeout = timedelta(seconds=self._connect_seconds)
+        return self._new_gloo(store, process_set, timedelta(seconds=self._connect_seconds))
+
+    def message_group(self, process_set: ProcessSet, timeout: timedelta) -> Any:
+        store = PrefixStore(f"messages{process_set.id}", self._store)
+        return self._new_gloo(store, process_set, timeout)
+
+    def _new_gloo(self, store: Store, process_set: ProcessSet, timeout: timedelta) -> Any:
+        gloo: Any = distributed.ProcessGroupGloo
+        position, size = process_set.position(self._rank), process_set.size
         try:
             if self._address is None:
-                group = distributed.ProcessGroupGloo(store, position, process_set.size, timeout)
-            else:
-                group = self._new_gloo_at(self._address, store, position, process_set.size)
+                return gloo(store, position, size, timeout)
+            options = gloo_options(self._address, timeout, is_lazy=size > MOST_CONNECTED)
+            return gloo(store, position, size, options)
         except RuntimeError as error:
             others = [rank for rank in process_set.ranks if rank != self._rank]
             raise CollectiveError(
                 f"rank {self._rank} could not connect to the other ranks of process set "
                 f"{process_set.id}, {others}, from host {socket.gethostname()} within "
-                f"{self._connect_seconds:g} s: see whether all are alive and reach each other "
+                f"{timeout.total_seconds():g} s: see whether all are alive and reach each other "
                 "(LOCKSTITCH_IFNAME names the network interface). Between hosts Gloo listens at "
                 "ports of the system's choice (net.ipv4.ip_local_port_range), which a firewall has "
                 "to let through"
             ) from error
-        return group
 
     def _perform(self, process_set: ProcessSet, begin: Callable[[], Any]) -> None:
         """Begins an operation of Gloo or NCCL, and waits for its end. Ranks of a large set connect
@@ -426,12 +437,6 @@ class ProcessGroupOperations:
         if is_gpu(self.device):
             return _NCCL_TIMEOUT
         return timedelta(seconds=self._seconds + count * content.nbytes / _BYTES_PER_SECOND)
-
-    def _new_gloo_at(self, address: str, store: Store, position: int, size: int) -> Any:
-        gloo: Any = distributed.ProcessGroupGloo
-        timeout = timedelta(seconds=self._connect_seconds)
-        options = gloo_options(address, timeout, is_lazy=size > MOST_CONNECTED)
-        return gloo(store, position, size, options)
 
 
 def _ends_within(work: Any, seconds: float) -> bool:
