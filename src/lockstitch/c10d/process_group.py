@@ -395,11 +395,13 @@ class ProcessGroup(_TorchGroup):
     @in_plain_modes
     def send(self, tensors: Tensors, dst: int, tag: int) -> Any:
         """Sends a tensor to another rank; done when that receives it."""
+        self._check_rank(dst)
         return self._messages.send(only(tensors), dst, tag)
 
     @in_plain_modes
     def recv(self, tensors: Tensors, src: int, tag: int) -> Any:
         """Receives a tensor of the same number of elements from another rank."""
+        self._check_rank(src)
         return self._messages.receive(only(tensors), src, tag)
 
     @in_plain_modes
@@ -470,6 +472,12 @@ class ProcessGroup(_TorchGroup):
             else:
                 return None
         return SessionWork(self._group, handle, entry, results, outputs or Outputs())
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self._size:
+            raise ValueError(
+                f"there is no rank {rank} in {self._label}, which has {self._size} ranks"
+            )
 
     def _check_count(self, tensors: Sequence[torch.Tensor], what: str) -> None:
         if len(tensors) != self._size:

@@ -423,6 +423,19 @@ def test_messages_meet_by_tag_in_the_order_in_which_they_are_sent(groups: Groups
     assert groups.run(work)[2] == [1.0, 2.0, 11.0]
 
 
+def test_a_message_for_nobody_is_refused_at_once(groups: Groups) -> None:
+    """It would be waited for until the timeout of the group, which would then be over."""
+
+    def work(group: Any, rank: int) -> None:
+        for begin in (group.send, group.recv):
+            for nobody in (-1, SIZE):
+                with pytest.raises(ValueError, match=f"there is no rank {nobody} in "):
+                    begin([torch.zeros(1)], nobody, 0)
+        group.allreduce([torch.ones(1)]).wait()
+
+    groups.run(work)
+
+
 def test_receive_from_any_rank_tells_who_has_sent(groups: Groups) -> None:
     def work(group: Any, rank: int) -> set[tuple[int, float]]:
         if rank:
