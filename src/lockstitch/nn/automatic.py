@@ -23,6 +23,7 @@ from lockstitch.errors import repr_of
 from lockstitch.modes import plain_modes
 from lockstitch.nn import parallel
 from lockstitch.nn.calibration import Calibration
+from lockstitch.nn.parallel.containers import tensors_within
 from lockstitch.nn.replica_pool import ReplicaPool
 from lockstitch.nn.slots import generators
 from lockstitch.nn.slots.forkable import obstacle
@@ -35,8 +36,6 @@ from lockstitch.torch_internals.owners import storage_users
 from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lockstitch.nn.calibration import Step
 
 PLAIN = "plain"
@@ -189,7 +188,7 @@ class Automatic:
             if calibration.begin_backward(step):
                 queue_callback(lambda: calibration.end_backward(step))
 
-        for tensor in _tensors(output):
+        for tensor in tensors_within(output):
             if tensor.grad_fn is not None:
                 tensor.register_hook(begin)  # type: ignore[no-untyped-call]
 
@@ -204,7 +203,7 @@ class Automatic:
         for value in (*inputs, *kwargs.values()):
             if not _is_known(value):
                 return None
-        for tensor in _tensors((inputs, kwargs)):
+        for tensor in tensors_within((inputs, kwargs)):
             if not -tensor.dim() <= self.dim < tensor.dim():
                 return None
             sizes.add(tensor.shape[self.dim])
@@ -233,8 +232,8 @@ def _compare(
 ) -> None:
     """Raises if the plain module, called with the same, returns anything else."""
     with torch.no_grad():
-        expected = list(_tensors(call_plainly(module, inputs, kwargs)))
-    for ours, plain in zip(_tensors(output), expected, strict=True):
+        expected = list(tensors_within(call_plainly(module, inputs, kwargs)))
+    for ours, plain in zip(tensors_within(output), expected, strict=True):
         # What is rounded otherwise is the same; what depends on other rows is not.
         tolerance = 16 * torch.finfo(plain.dtype).eps ** 0.75 if plain.is_floating_point() else 0
         scale = plain.abs().max().item() if tolerance and plain.numel() else 0
@@ -330,15 +329,6 @@ def _is_known(value: Any) -> bool:
     if kind is parallel.Replicate:
         return _is_known(value.value)
     return kind in _ATOMS
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors within outputs, and within arguments those that are to be cut."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
 
 
 def _is_batch(output: Any, size: int, dim: int) -> bool:

@@ -9,9 +9,10 @@ from torch import nn
 
 from lockstitch.nn.data_parallel import DataParallel
 from lockstitch.nn.parallel import Shard
+from lockstitch.nn.parallel.containers import tensors_within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from lockstitch.nn.slots.kinds import SlotPlace
 
@@ -74,7 +75,7 @@ class DataParallelCriterion(DataParallel[ModuleWithLoss]):
         criterion's loss has dimensions.
         """
         args = inputs if isinstance(inputs, tuple) else (inputs,)
-        tensors = _unmarked_tensors((args, targets, kwargs))
+        tensors = tensors_within((args, targets, kwargs))
         first = next((each for each in tensors if -each.dim() <= self.dim < each.dim()), None)
         if first is None:
             raise ValueError("there is no tensor to cut among the inputs and targets")
@@ -89,11 +90,3 @@ class DataParallelCriterion(DataParallel[ModuleWithLoss]):
         total = sum(rows for _, rows in outputs)
         weighted = [loss.to(output_device) * (rows / total) for loss, rows in outputs]
         return torch.stack(weighted).sum()
-
-
-def _unmarked_tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _unmarked_tensors(each)

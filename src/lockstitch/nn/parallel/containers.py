@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +43,16 @@ def unpack_container(thing: Any) -> Unpacked | None:
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         return _unpack_dataclass(thing)
     return None
+
+
+def tensors_within(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in tuples, lists and dicts, however deep; what is marked for all places
+    alike (`Replicate`, `Shard`) is none of these."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from tensors_within(each)
 
 
 def _unpack_sequence(things: tuple[Any, ...] | list[Any]) -> Unpacked | None:
