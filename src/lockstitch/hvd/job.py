@@ -3,8 +3,8 @@
 `hvd.init()` makes the process's own. A test may hold several ranks in one process, each active in a
 thread of its own:
 
-    with LocalSessions(2) as sessions:
-        sessions.run(in_job(lambda: hvd.allreduce(torch.ones(2), op=hvd.Sum)))
+    with active(session):
+        hvd.allreduce(torch.ones(2), op=hvd.Sum)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import os
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from lockstitch.attach.sources import SOURCES
@@ -22,15 +22,13 @@ from lockstitch.hvd.communicators import meet
 from lockstitch.inquiry import INQUIRY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from lockstitch.attach.values import GroupReport, Question
     from lockstitch.collectives import Session
     from lockstitch.hvd.communicators import Communicator
-
-T = TypeVar("T")
 
 _active: ContextVar[Session | None] = ContextVar("lockstitch_hvd_session", default=None)
 
@@ -105,13 +103,3 @@ def active(session: Session) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
-
-
-def in_job(function: Callable[[], T]) -> Callable[[Session], T]:
-    """`function`, to be run with a session that is active meanwhile."""
-
-    def run(session: Session) -> T:
-        with active(session):
-            return function()
-
-    return run

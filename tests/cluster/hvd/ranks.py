@@ -13,6 +13,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def in_job(function: Callable[[], T]) -> Callable[[Session], T]:
+    """`function`, to be run with a session that is active meanwhile."""
+
+    def run(session: Session) -> T:
+        with active(session):
+            return function()
+
+    return run
+
+
 def on_ranks(size: int, program: Callable[[], T]) -> list[T]:
     """The values of all ranks. Where one raises, the others need not wait for it."""
 

@@ -9,7 +9,8 @@ from lockstitch import hvd
 from lockstitch.collectives import LocalSessions
 from lockstitch.collectives.events import Stall
 from lockstitch.collectives.requests import Kind
-from lockstitch.hvd.job import PROCESS, in_job
+from lockstitch.hvd.job import PROCESS
+from tests.cluster.hvd.ranks import in_job
 
 
 def test_a_plain_process_is_a_job_of_size_one_as_often_as_one_likes():

@@ -6,8 +6,7 @@ import torch
 from lockstitch import hvd
 from lockstitch.collectives import LocalSessions
 from lockstitch.hvd.handles import Operation
-from lockstitch.hvd.job import in_job
-from tests.cluster.hvd.ranks import on_ranks
+from tests.cluster.hvd.ranks import in_job, on_ranks
 
 
 def test_a_handle_is_done_when_all_have_submitted():

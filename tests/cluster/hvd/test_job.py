@@ -6,13 +6,14 @@ import pytest
 
 from lockstitch import hvd
 from lockstitch.collectives import LocalSessions
-from lockstitch.hvd.job import PROCESS, active, current_session, has_session, in_job
+from lockstitch.hvd.job import PROCESS, active, current_session, has_session
+from tests.cluster.hvd.ranks import in_job
 
 
 def test_without_a_session_everything_says_to_begin_with_init():
     assert not has_session()
     for question in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, hvd.is_homogeneous):
-        with pytest.raises(ValueError, match="call hvd.init"):
+        with pytest.raises(ValueError, match="use hvd.init"):
             question()
 
 

@@ -11,8 +11,7 @@ from torch import nn
 
 from lockstitch import hvd
 from lockstitch.collectives import LocalSessions
-from lockstitch.hvd.job import in_job
-from tests.cluster.hvd.ranks import on_ranks
+from tests.cluster.hvd.ranks import in_job, on_ranks
 from tests.cluster.hvd.steps import OPTIMIZERS, batch, loss_of, model
 
 

@@ -8,8 +8,8 @@ import torch
 
 from lockstitch import hvd
 from lockstitch.collectives import LocalSessions
-from lockstitch.hvd.job import in_job
 from lockstitch.hvd.process_sets import add_first_sets
+from tests.cluster.hvd.ranks import in_job
 from tests.cluster.hvd.test_communicators import FakeCommunicator, Ring
 
 
