@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import platform
 import re
 import threading
 from dataclasses import replace
@@ -148,7 +149,8 @@ def test_rank_that_is_here_already_is_not_let_in_again(room: Room) -> None:
 
 def test_rank_of_another_version_is_told_both(room: Room, monkeypatch: Any) -> None:
     monkeypatch.setattr(greetings.Hello.__init__, "__defaults__", ("9.1.0",))
-    words = f"rank 1 was not let in by rank 0 .*{re.escape(__version__)}, its caller 9.1.0"
+    ours = re.escape(f"{__version__} (on host {platform.node()})")
+    words = f"rank 1 was not let in by rank 0 .*{ours}, its caller 9.1.0"
     with pytest.raises(CollectiveError, match=words):
         room.line()
 
