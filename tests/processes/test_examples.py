@@ -49,9 +49,8 @@ def numbers(pattern: str, output: str) -> list[float]:
     return [float(number) for number in re.findall(pattern + r"\s+([\d.e+-]+)", output)]
 
 
-@pytest.mark.parametrize("launcher", [LOCKSTITCH_RUN, TORCHRUN], ids=["lockstitch", "torchrun"])
-def test_two_tensors_take_a_step_where_they_live(launcher):
-    output = launch_example("two_tensors", 2, launcher=launcher)
+def test_two_tensors_take_a_step_where_they_live():  # under torchrun: in test_hvd.py
+    output = launch_example("two_tensors", 2)
 
     assert output.count("all ones: True") == 2
     assert numbers("a fall of", output) == [0.9, 0.9]
