@@ -260,6 +260,7 @@ def test_connection_that_is_still_to_be_made_to_a_host_that_is_cut_off_is_given_
                 " "
             )
             assert float(noticed) - began < most_seconds, kind_and_words
+            assert each.returncode == 0, lines
 
 
 def told_of_a_cut_between_two(

@@ -111,7 +111,8 @@ def wait_for_store(
                 raise DistNetworkError(
                     f"rank {rank} did not meet the others at {address} within "
                     f"{timeout_seconds:g} s: {problem}. Has each been started, rank 0 first of "
-                    "all, and all with the same address, at a port that is free on rank 0's host?"
+                    "all, and all with the same address, at a port that is free on rank 0's host, "
+                    "and that no firewall closes?"
                 )
             if waited >= NOTICE_SECONDS and not is_told:
                 is_told = True

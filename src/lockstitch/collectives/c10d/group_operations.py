@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from datetime import timedelta
@@ -84,6 +85,7 @@ who cannot; more of them when they first have something for each other."""
 _MOST_AHEAD = 16
 """To so many ranks at most parts go ahead of an order: it is a call of the system for each."""
 _LOOK_SECONDS = 0.2
+_ABANDONED_LOOK_SECONDS = 1.0
 # What a network is expected to carry at least.
 _BYTES_PER_SECOND = 1 << 20
 
@@ -201,6 +203,7 @@ class ProcessGroupOperations:
             self.device = gpu()
         self._rank = rank
         self._store = store
+        self._is_aborted = False
         self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
 
     @contextmanager
@@ -376,6 +379,7 @@ class ProcessGroupOperations:
         return received
 
     def abort(self) -> None:
+        self._is_aborted = True
         if self._peers is not None:
             self._peers.abort()
         for group in list(self._groups.values()):
@@ -431,6 +435,11 @@ class ProcessGroupOperations:
             work = begin()
             while not _ends_within(work, _LOOK_SECONDS):
                 bound_now()
+                if self._is_aborted:
+                    # Gloo waits for a rank that lives. A thread that comes back from there to an
+                    # interpreter that ends takes the whole process along (SIGABRT).
+                    while not work.is_completed():
+                        threading.Event().wait(_ABANDONED_LOOK_SECONDS)
 
     def _may_last(self, content: torch.Tensor, count: int) -> timedelta:
         """Returns how long an operation with so many bytes from each of `count` ranks may take."""
