@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
+from lockstitch.clock import earliest
 from lockstitch.transport.base import SendTimeoutError
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class MemoryConnection:
                 return
             if deadline is not None and self._clock.now() >= deadline:
                 raise BlockingIOError(errno.EAGAIN, "nothing has come")
-            self._clock.wait_until(self._changed, _first(deadline, self._incoming.readable_at()))
+            self._clock.wait_until(self._changed, earliest(deadline, self._incoming.readable_at()))
 
     def seal(self, seal: Seal) -> NoReturn:
         """Nobody reaches into a process: there is nothing to seal."""
@@ -345,7 +346,7 @@ class MemoryPoller:
             is_over = deadline is not None and self._clock.now() >= deadline
             if ready or self._take_wake() or is_over:
                 return ready
-            self._clock.wait_until(self._changed, _first(deadline, next_due))
+            self._clock.wait_until(self._changed, earliest(deadline, next_due))
 
     def has_ready(self) -> bool:
         """Whether something armed is readable now, or `wake` was called."""
@@ -386,11 +387,6 @@ class MemoryPoller:
                 elif at is not None:
                     next_due = at if next_due is None else min(next_due, at)
             return ready, next_due
-
-
-def _first(*moments: float | None) -> float | None:
-    """The first of the moments that are known; None when none is."""
-    return min((moment for moment in moments if moment is not None), default=None)
 
 
 def _memory_end(pollable: Pollable) -> MemoryEnd:
