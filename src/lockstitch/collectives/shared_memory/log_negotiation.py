@@ -3,7 +3,7 @@ its log and reads those of the others, and a table of all of it says what is to 
 
 Nothing here waits, and nothing is locked: `open_sets` lets one thread in at a time.
 
-A small reduction that is alone takes the shortcut (`shortcut`), past the table, and comes into it
+A small operation that is alone takes the shortcut (`shortcut`), past the table, and comes into it
 when it is not alone any more.
 
 An interrupt (Ctrl-C) may be raised at any call. In an operation's step it is kept until the books

@@ -104,7 +104,7 @@ class OpenSets:
             for each in self._all:
                 if each.advance(is_thorough=is_thorough):
                     is_news = True
-                    death = death or each.death
+                death = death or each.death  # told now, or where something was submitted
         except BaseException as error:
             if isinstance(error, Exception) or self.is_changing:
                 self.end(error)

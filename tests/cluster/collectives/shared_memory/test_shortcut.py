@@ -299,20 +299,24 @@ def test_rank_that_leaves_is_named(ranks: Ranks) -> None:
         ranks[0].wait(early)
 
 
-def test_death_that_another_rank_tells_of_is_raised(ranks: Ranks) -> None:
+@pytest.mark.parametrize("is_told_before", [False, True])
+def test_death_that_another_rank_tells_of_is_raised(ranks: Ranks, is_told_before: bool) -> None:
     for seed in range(2):
         all_do(ranks, "x", seed)
-    early = begin(ranks[0], "x", 2)
+    if is_told_before:
+        ranks[1]._backend._sets.end(RankLostError("rank 7 died elsewhere"))
     ended = threading.Event()
 
     def wait() -> None:
         with pytest.raises(RankLostError, match="rank 7 died"):
-            ranks[0].wait(early)
+            ranks[0].wait(begin(ranks[0], "x", 2))
         ended.set()
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
-    ranks[1]._backend._sets.end(RankLostError("rank 7 died elsewhere"))
+    if not is_told_before:
+        threading.Event().wait(0.01)
+        ranks[1]._backend._sets.end(RankLostError("rank 7 died elsewhere"))
     assert ended.wait(30)
     waiting.join()
 
