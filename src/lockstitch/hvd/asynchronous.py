@@ -24,21 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = [
-    "allreduce_async",
-    "allreduce_async_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "allgather_async",
-    "grouped_allgather_async",
-    "broadcast_async",
-    "broadcast_async_",
-    "alltoall_async",
-    "reducescatter_async",
-    "grouped_reducescatter_async",
-    "sparse_allreduce_async",
-]
-
 
 def allreduce_async(
     tensor: torch.Tensor,

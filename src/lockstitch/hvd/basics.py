@@ -28,29 +28,6 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives import Session, Stall, Topology
 
-__all__ = [
-    "init",
-    "shutdown",
-    "is_initialized",
-    "size",
-    "rank",
-    "local_size",
-    "local_rank",
-    "cross_size",
-    "cross_rank",
-    "is_homogeneous",
-    "mpi_threads_supported",
-    "mpi_enabled",
-    "mpi_built",
-    "gloo_enabled",
-    "gloo_built",
-    "nccl_built",
-    "ddl_built",
-    "ccl_built",
-    "cuda_built",
-    "rocm_built",
-]
-
 _log = ProcessLog(__name__)
 
 

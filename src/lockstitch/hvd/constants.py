@@ -11,15 +11,6 @@ from lockstitch.hvd.process_sets import size_of
 if TYPE_CHECKING:
     from lockstitch.hvd.process_sets import ProcessSet
 
-__all__ = [
-    "Average",
-    "Sum",
-    "Adasum",
-    "Min",
-    "Max",
-    "Product",
-]
-
 Average: Final = ReduceOp.AVERAGE
 Sum: Final = ReduceOp.SUM
 Adasum: Final = ReduceOp.ADASUM

@@ -12,13 +12,6 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives import Handle, Session
 
-__all__ = [
-    "poll",
-    "synchronize",
-    "join",
-    "barrier",
-]
-
 T = TypeVar("T")
 S = TypeVar("S")
 

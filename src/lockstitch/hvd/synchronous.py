@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from lockstitch.collectives import ReduceOp
     from lockstitch.hvd.compression import Compressor
 
-__all__ = [
-    "allreduce",
-    "allreduce_",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "allgather",
-    "grouped_allgather",
-    "broadcast",
-    "broadcast_",
-    "alltoall",
-    "reducescatter",
-    "grouped_reducescatter",
-]
-
 
 def allreduce(
     tensor: torch.Tensor,

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives import Progress, Session
 
-__all__ = ["start_timeline", "stop_timeline"]
-
 _BEGIN, _END = b"[\n", b"\n]\n"
 _START = "start_time_since_epoch_in_micros"
 _DYNAMIC = "DYNAMIC"
