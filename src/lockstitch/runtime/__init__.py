@@ -24,6 +24,7 @@ loopback.py           calls to oneself
 pending_handshakes.py who has connected and not yet proved who it is
 incoming.py           the connection that a peer calls us on: requests in, replies out
 thread_pool.py        the threads: one reads, the others run user functions
+arrival.py            what a thread of the pool waits for, and reads for itself
 source.py             what the thread that reads reads from: a protocol
 call_limit.py         how many users' functions run at once
 threads.py            those threads, started and used again

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lockstitch.clock import Clock
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.link.handshake import SessionKeys
+    from lockstitch.runtime.arrival import Arrival
     from lockstitch.runtime.channel import Channel
     from lockstitch.runtime.interceptor import Interceptor
     from lockstitch.runtime.invocation import Invocation
@@ -244,6 +245,14 @@ class Agent:
     def blocked(self) -> AbstractContextManager[None]:
         """A context manager around waits: others may read and run meanwhile."""
         return self.thread_pool.blocked()
+
+    def wait_for(self, arrival: Arrival) -> None:
+        """Blocks until `arrival` is there, which a message brings; see `ThreadPool.wait_for`."""
+        self.thread_pool.wait_for(arrival)
+
+    def bring(self, arrival: Arrival) -> None:
+        """`arrival` is there; see `ThreadPool.bring`."""
+        self.thread_pool.bring(arrival)
 
     def call_later(self, seconds: float, task: Callable[[], None]) -> None:
         """Runs a short `task` on the timer's thread after `seconds` of the worker's clock."""

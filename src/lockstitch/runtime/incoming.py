@@ -251,6 +251,8 @@ class IncomingConnection(Requests):
                     )
                     self._holder = threading.get_ident() if may_hold else None
                     if not self._dispatch(message):
+                        if self._held:
+                            self._core.thread_pool.spawn(self._send_held)
                         return
                 # A peer that does not read its answers must not keep this worker from reading.
                 if self._held and not self._core.thread_pool.run_as_reader(self, self._send_held):

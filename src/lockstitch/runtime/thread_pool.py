@@ -20,6 +20,10 @@ that left it there.
 At most `limit` user functions run at once; further calls wait in a backlog. A thread that waits for
 another worker inside one of our own waits (`blocked`) does not count, so nested calls of any depth
 cannot starve. Control messages and the engine's tasks never queue behind user functions.
+
+A function that waits again and again for what a message brings (`wait_for`) would have two threads
+take turns. So whoever reads the first such message leaves the right with the function's thread,
+which from then on reads for itself while it waits; while it computes, the right lies open.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from lockstitch.runtime.threads import Threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from lockstitch.runtime.arrival import Arrival
     from lockstitch.runtime.source import Source
     from lockstitch.transport.base import Connection, Pollable, Poller
 
@@ -49,9 +54,15 @@ class _ThreadState(threading.local):
     pool: ThreadPool | None = None
     is_reader = False
     counted = False
-    token: list[tuple[Source, bool]] | None = None
+    token: list[tuple[Source | None, bool]] | None = None
     counts_if_lost = False
     after: list[Callable[[], None]] | None = None
+    keeps = False
+    """Whether `token` is what it was left with between two waits, and no message is under way."""
+    arrival: Arrival | None = None
+    """While it reads for itself: until what is there."""
+    left: Source | None = None
+    """In the middle of what it has stopped, since that was there."""
 
 
 _thread = _ThreadState()
@@ -76,7 +87,8 @@ class ThreadPool:
         self._threads = Threads(name, self._join_pool)
         self._revisit: deque[Source] = deque()
         # The source, and whether what the reader runs counts as running once the right is taken.
-        self._token: list[tuple[Source, bool]] = []
+        self._token: list[tuple[Source | None, bool]] = []
+        self._asleep: set[Arrival] = set()
         self._serial = self._seen = 0
         self._checks = Checks(report)
         self._monitor = Monitor(f"{name}-monitor", self._look)
@@ -138,13 +150,59 @@ class ThreadPool:
     def yield_reading_right(self) -> None:
         """Gives the reading right away, if this thread has it and runs a function."""
         thread = _thread
-        token, thread.token = thread.token, None
+        token, thread.token, thread.keeps = thread.token, None, False
         if thread.after is not None:  # what it spawns from now on must not wait for it either
             after, thread.after = thread.after, None
             self._assign_all(after)
         if token is not None:
             thread.counted = thread.counts_if_lost
             self._take_reading_right(token)
+
+    def wait_for(self, arrival: Arrival) -> None:
+        """Blocks until `arrival` is there. While nobody else reads, a thread that runs a user's
+        call reads for itself; afterwards the reading right lies open until its next wait."""
+        thread = _thread
+        if thread.pool is not self:
+            with self.blocked():
+                arrival.sleep()
+            return
+        source, may_read = self._taken_back()
+        may_keep = arrival.may_keep = arrival.may_keep and thread.counted
+        with self.blocked():
+            if source is not None and not arrival.is_near:
+                last, source = source.leave(), None
+                if last is not None:
+                    self.spawn(last)
+            if may_read:
+                source, may_read = self._read_until(arrival, source)
+            self._asleep.add(arrival)
+            arrival.sleep()
+            self._asleep.discard(arrival)
+        if may_read and may_keep and not self._asleep:
+            arrival.token = self._lay_open(source)
+        elif may_read:
+            self._pass_on(source)
+        if arrival.token is not None:
+            thread.token, thread.keeps, thread.counts_if_lost = arrival.token, True, thread.counted
+
+    def bring(self, arrival: Arrival) -> None:
+        """`arrival` is there. From the reader it takes the reading right along, if it may, and if
+        nobody else waits for the reader."""
+        thread = _thread
+        is_reading = thread.pool is self and thread.token is not None and not thread.keeps
+        is_alone = thread.arrival is None and self._asleep == {arrival}
+        if is_reading and is_alone and arrival.may_keep:
+            try:
+                source, counts_if_lost = thread.token.pop()  # type: ignore[union-attr]
+            except IndexError:
+                pass  # it was taken
+            else:
+                if counts_if_lost:
+                    self._calls.begin_anyway()
+                arrival.token = self._lay_open(source)
+        if thread.arrival is arrival:
+            arrival.interrupt = None  # this thread itself, which will look
+        arrival.finish()
 
     def look_after(self, check: Callable[[], bool]) -> None:
         """Calls `check` now and then until it returns True; it must be short. That may be every 16
@@ -261,6 +319,9 @@ class ThreadPool:
         try:
             is_reader = self.run_as_reader(source, handler)
             while after:
+                if thread.arrival is not None:  # it has something else to do
+                    self._assign_all(after)
+                    break
                 task = after.pop()
                 self._assign_all(after)
                 if is_reader:
@@ -276,7 +337,7 @@ class ThreadPool:
         after all, it counts as running from when the reading right is taken; and while such calls
         make more run than may, others take their turn with the slow ones. True: this thread is
         still the reader."""
-        if self._calls.running > self._calls.most:
+        if self._calls.running > self._calls.most or _thread.arrival is not None:
             return self.run_apart(source, call)
         is_reader = self.run_as_reader(source, call, counts_if_lost=True)
         if not is_reader:
@@ -290,7 +351,7 @@ class ThreadPool:
         """Runs `task` in the reading thread; the reading right may be taken meanwhile. True: it was
         not, and this thread is still the reader."""
         thread = _thread
-        token = [(source, counts_if_lost)]
+        token: list[tuple[Source | None, bool]] = [(source, counts_if_lost)]
         self._serial += 1
         thread.counts_if_lost = counts_if_lost
         thread.token = self._token = token
@@ -300,15 +361,20 @@ class ThreadPool:
             task()
         except BaseException as error:  # noqa: BLE001 - a task that fails must not end the thread
             self._report(error)
+        if thread.keeps:  # it has lost this right, and waited with another one since
+            self.yield_reading_right()
         thread.token = None
         try:
             token.pop()
         except IndexError:
             thread.is_reader = False
             return False
+        if thread.arrival is not None and thread.arrival.is_there:
+            thread.left = source
+            return False
         return True
 
-    def _take_reading_right(self, token: list[tuple[Source, bool]]) -> None:
+    def _take_reading_right(self, token: list[tuple[Source | None, bool]]) -> None:
         """Takes the reading right from a reader that runs something, unless it is gone already."""
         try:
             source, counts_if_lost = token.pop()
@@ -325,7 +391,11 @@ class ThreadPool:
 
     def run_apart(self, source: Source, call: Callable[[], None]) -> bool:
         """Runs a user's call in the reading thread after passing the reading right on (False), or
-        puts it into the backlog when as many run as may (True: it is still the reader)."""
+        puts it into the backlog when as many run as may (True: it is still the reader). One that
+        reads for itself has another thread run it."""
+        if _thread.arrival is not None:
+            self.submit(call)
+            return True
         if not self._calls.begin(call):
             return True
         _thread.is_reader = False
@@ -352,6 +422,8 @@ class ThreadPool:
         while call is not None:
             _thread.counted = True
             self._guard(call)
+            if _thread.keeps:
+                self.yield_reading_right()
             _thread.counted = False
             call = self._calls.end()
 
@@ -374,8 +446,57 @@ class ThreadPool:
                 if ready is not None:
                     revisit.append(ready)
 
-    def _pass_on(self, source: Source) -> None:
-        last = source.leave()
+    def _read_until(self, arrival: Arrival, source: Source | None) -> tuple[Source | None, bool]:
+        """Reads until `arrival` is there, beginning with `source`, if any. Returns in the middle of
+        which source it has stopped, and whether it is the reader still."""
+        poller, revisit, thread = self._poller, self._revisit, _thread
+        thread.is_reader, thread.arrival, arrival.interrupt = True, arrival, poller.wake
+        try:
+            while not arrival.is_there and not self._closed:
+                if source is None and revisit:
+                    source = revisit.popleft()
+                if source is not None:
+                    try:
+                        source.serve()
+                    except Exception as error:  # noqa: BLE001 - one broken source must not end the reading
+                        self._report(error)
+                    if not thread.is_reader:
+                        return None, False
+                    source, thread.left = thread.left, None
+                    continue
+                for pollable in poller.wait(None):
+                    ready = self._sources.get(pollable)
+                    if ready is not None:
+                        revisit.append(ready)
+            return source, True
+        finally:
+            thread.is_reader, thread.arrival, arrival.interrupt = False, None, None
+
+    def _taken_back(self) -> tuple[Source | None, bool]:
+        """The right that this thread was left with, if it has it still: in the middle of which
+        source, and whether. If it has another one, that is given away."""
+        thread = _thread
+        if not thread.keeps:
+            self.yield_reading_right()
+            return None, False
+        token, thread.token, thread.keeps = thread.token, None, False
+        try:
+            source, _ = token.pop()  # type: ignore[union-attr]
+        except IndexError:
+            return None, False
+        return source, True
+
+    def _lay_open(self, source: Source | None) -> list[tuple[Source | None, bool]]:
+        """The reading right, for a thread that will come back for it, unless the monitor takes it
+        before."""
+        token = self._token = [(source, False)]
+        self._serial += 1
+        if self._monitor.rests:
+            self._monitor.rouse()
+        return token
+
+    def _pass_on(self, source: Source | None) -> None:
+        last = None if source is None else source.leave()
         self._threads.assign(self._read)
         if last is None:
             return

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockstitch.clock import SYSTEM_CLOCK
+from lockstitch.runtime.arrival import Arrival
+from lockstitch.runtime.monitor import Sight
 from lockstitch.runtime.thread_pool import ThreadPool
 from lockstitch.transport.memory_streams import MemoryPoller
 from tests.unit.runtime.stage import PATIENCE_SECONDS, Background, wait_until
@@ -381,6 +383,171 @@ def test_waits_of_other_threads_are_none_of_its_business(scene: Scene) -> None:
 
     assert Background(wait_elsewhere).result() is False
     assert scene.thread_pool.running == 0
+
+
+# ---------------------------------------------------------------- threads that read for themselves
+
+
+class Row:
+    """A call that waits again and again for what messages bring, and notes on which threads they
+    were read; `work` runs between two waits."""
+
+    def __init__(self, scene: Scene, waits: int, work: Callable[[], object] = int) -> None:
+        self._scene = scene
+        self._waits = waits
+        self._work = work
+        self.waiting: list[Arrival] = []
+        self.passed = 0
+        self.thread = ""
+        self.readers: list[str] = []
+        self.ended = threading.Event()
+
+    def __call__(self) -> None:
+        self.thread = threading.current_thread().name
+        for _ in range(self._waits):
+            arrival = Arrival(may_keep=True)
+            self.waiting.append(arrival)
+            self._scene.thread_pool.wait_for(arrival)
+            assert arrival.is_there
+            self.passed += 1
+            self._work()
+        self.ended.set()
+
+    def bring(self, number: int) -> None:
+        """Has a message bring what it waits for the `number`th time."""
+        wait_until(lambda: len(self.waiting) > number)
+
+        def handler() -> None:
+            self.readers.append(threading.current_thread().name)
+            self._scene.thread_pool.bring(self.waiting[number])
+
+        self._scene.put(CONTROL, handler)
+        wait_until(lambda: self.passed > number)
+
+
+def _keeps_the_right(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the monitor comes between."""
+    monkeypatch.setattr(scene.thread_pool, "_look", lambda: Sight.QUIET)
+
+
+def test_thread_that_waits_again_and_again_reads_for_itself(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keeps_the_right(scene, monkeypatch)
+    row = Row(scene, 5)
+    scene.put(APART, row)
+    for number in range(5):
+        row.bring(number)
+    assert row.ended.wait(PATIENCE_SECONDS)
+    assert row.readers[0] != row.thread
+    assert row.readers[1:] == [row.thread] * 4
+    scene.runs()  # it has given the right back
+    wait_until(lambda: scene.thread_pool.running == 0)
+
+
+def test_thread_that_reads_for_itself_need_not_be_woken(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keeps_the_right(scene, monkeypatch)
+    woken: list[None] = []
+    monkeypatch.setattr(scene.poller, "wake", lambda: woken.append(None))
+    row = Row(scene, 4)
+    scene.put(APART, row)
+    for number in range(4):
+        row.bring(number)
+    assert woken == []
+
+
+def test_thread_that_reads_for_itself_runs_nothing_else(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keeps_the_right(scene, monkeypatch)
+    row = Row(scene, 2)
+    scene.put(APART, row)
+    row.bring(0)
+    wait_until(lambda: row.waiting[-1].interrupt is not None)
+    for how in (QUICK, APART):
+        scene.put(how, scene.gate)
+    scene.put(CONTROL, lambda: scene.thread_pool.spawn(scene.gate))
+    wait_until(lambda: scene.gate.inside == 3)
+    assert row.thread not in scene.gate.threads
+    row.bring(1)
+    assert row.readers[1] == row.thread
+
+
+def test_what_others_bring_ends_the_wait_of_a_thread_that_reads(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keeps_the_right(scene, monkeypatch)
+    row = Row(scene, 2)
+    scene.put(APART, row)
+    row.bring(0)
+    wait_until(lambda: row.waiting[-1].interrupt is not None)
+    scene.thread_pool.bring(row.waiting[1])
+    assert row.ended.wait(PATIENCE_SECONDS)
+    scene.runs()
+
+
+@pytest.mark.parametrize("how", [QUICK, APART])
+def test_others_read_while_such_a_thread_computes_or_waits_for_something_else(
+    scene: Scene, how: str
+) -> None:
+    def waits() -> None:
+        with scene.thread_pool.blocked():
+            scene.gate()
+
+    for work in (scene.gate, waits):
+        row = Row(scene, 2, work)
+        scene.put(how, row)
+        row.bring(0)
+        wait_until(lambda: scene.gate.inside == 1)
+        scene.runs()
+        scene.gate.open()
+        row.bring(1)
+        assert row.ended.wait(PATIENCE_SECONDS)
+        wait_until(lambda: scene.thread_pool.running == 0)
+        scene.gate = Gate()
+
+
+def test_two_such_threads_do_not_keep_each_other_waiting(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keeps_the_right(scene, monkeypatch)
+    rows = Row(scene, 3), Row(scene, 3)
+    for row in rows:
+        scene.put(APART, row)
+    for number in range(3):
+        for row in rows:
+            row.bring(number)
+    assert all(row.ended.wait(PATIENCE_SECONDS) for row in rows)
+    scene.runs()
+
+
+def test_failing_source_does_not_end_the_wait_of_a_thread_that_reads(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _keeps_the_right(scene, monkeypatch)
+
+    class Broken(Inbox):
+        def serve(self) -> None:
+            raise ValueError("broken source")
+
+    row = Row(scene, 2)
+    scene.put(APART, row)
+    row.bring(0)
+    Broken(scene.thread_pool).put(QUICK, lambda: None)
+    wait_until(lambda: scene.errors)
+    row.bring(1)
+    assert row.readers[1] == row.thread
+    scene.errors.clear()
+
+
+def test_wait_of_a_thread_of_others_is_ended_too(scene: Scene) -> None:
+    arrival = Arrival(may_keep=True)
+    waiting = Background(scene.thread_pool.wait_for, arrival)
+    scene.put(CONTROL, lambda: scene.thread_pool.bring(arrival))
+    waiting.result()
+    scene.runs()
 
 
 # ---------------------------------------------------------------- threads

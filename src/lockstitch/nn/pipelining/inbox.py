@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from lockstitch.attach.values import OtherWait
 from lockstitch.errors import RpcError, copy_of
 from lockstitch.ids import GlobalId, IdSource, WorkerId
+from lockstitch.memory.waiting import DurationEstimate
+from lockstitch.runtime.arrival import Arrival
 from lockstitch.wire.messages import HandOver
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ Port = tuple[str, int, int, int, int]
 zeros; "S" the gradient of a skip, with its number and the stage that it comes from."""
 
 _REMEMBERED: Final = 1024
+_SHORT_SECONDS: Final = 3e-3
+_NEAR_SECONDS: Final = 4e-4
+"""A worker that waits again after less than the former reads for itself (`runtime.arrival`), and
+one that waits for less than the latter does not fall asleep at once."""
 
 
 class StepEndedError(RpcError):
@@ -49,8 +55,13 @@ class Inbox:
 
     def __init__(self, worker: Worker, step: GlobalId) -> None:
         self._agent = worker.agent
+        self._now = worker.clock.now
         self._values: dict[Port, Any] = {}
-        self._arrival = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._arrival: Arrival | None = None
+        self._between = DurationEstimate(10 * _SHORT_SECONDS)
+        self._waits = DurationEstimate()
+        self._since = 0.0
         self._failure: BaseException | None = None
         self.participants: frozenset[WorkerId] = frozenset([step.worker])
         self.stages: Sequence[WorkerId] = ()
@@ -59,25 +70,46 @@ class Inbox:
 
     def put(self, port: Port, value: Any) -> None:
         """Brings a value."""
-        with self._arrival:
+        with self._lock:
             self._values[port] = value
-            self._arrival.notify_all()
+            arrival = self._arrival_at(port)
+        if arrival is not None:
+            self._agent.bring(arrival)
+
+    def _arrival_at(self, port: Port | None) -> Arrival | None:
+        """What the thread waits for that wants what has come there."""
+        arrival = self._arrival if port == self._awaited else None
+        if arrival is not None:
+            self._arrival = None
+        return arrival
 
     def take(self, port: Port) -> Any:
-        """The value, waited for; raises what the step has failed with."""
+        """The value, waited for by one thread at a time; raises what the step has failed with."""
         value = self._taken(port)
         if isinstance(value, _Packed):
             return self._agent.values.unpack_from(value.body, None, value.sender)
         return value
 
     def _taken(self, port: Port) -> Any:
-        with self._arrival:
+        with self._lock:
             if port in self._values and self._failure is None:
                 return self._values.pop(port)
-        with self._agent.blocked(), self._arrival:
-            self._awaited = port
-            self._arrival.wait_for(lambda: port in self._values or self._failure is not None)
-            self._awaited = None
+            begun = self._now()
+            if self._since:
+                self._between.note(begun - self._since)
+            arrival = Arrival(
+                may_keep=self._between.usual_seconds < _SHORT_SECONDS,
+                is_near=self._waits.usual_seconds < _NEAR_SECONDS,
+            )
+            if self._failure is None:
+                self._awaited, self._arrival = port, arrival
+            else:
+                arrival.finish()
+        self._agent.wait_for(arrival)
+        self._since = self._now()
+        self._waits.note(self._since - begun)
+        with self._lock:
+            self._awaited = self._arrival = None
             if self._failure is not None:
                 raise copy_of(self._failure)
             return self._values.pop(port)
@@ -104,11 +136,13 @@ class Inbox:
 
     def fail(self, error: BaseException) -> None:
         """Ends the step; the first error counts."""
-        with self._arrival:
+        with self._lock:
             if self._failure is None:
                 self._failure = error
             self._values.clear()
-            self._arrival.notify_all()
+            arrival = self._arrival_at(self._awaited)
+        if arrival is not None:
+            self._agent.bring(arrival)
 
 
 class Inboxes:

@@ -3,9 +3,9 @@
     driver ── Order ──► worker of stage 0 ─► worker of stage 1 ─► … ─► worker of the last stage
       ◄── Report ──────────┘  ◄── gradients ──┘  ◄──────────── … ◄──────┘
 
-The driver decides on the table (`schedules`), cuts the batch (`micro_batches`), tells each worker
-its row, and waits (`steps`); between the stages nothing passes it (`running`). Workers keep nothing
-from one step to the next but the stages.
+The driver decides on the table (`schedules`), tells each worker its row and what its stages need of
+the batch, which is cut there (`micro_batches`), and waits (`steps`); between the stages nothing
+passes it (`running`). Workers keep nothing from one step to the next but the stages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from lockstitch.errors import SerializationError
 from lockstitch.modes import Modes
 from lockstitch.nn.api.remote_module import _RemoteModule
 from lockstitch.nn.parallel.scatter_gather import gather
-from lockstitch.nn.pipelining.graphs import Values
 from lockstitch.nn.pipelining.inbox import Inboxes
 from lockstitch.nn.pipelining.micro_batches import count_rows, cut, sizes_of
 from lockstitch.nn.pipelining.picture import draw
@@ -167,7 +166,6 @@ class Pipeline:
         self._check_step(target, loss_fn, by_stage)
         given = {"batch": batch, "target": target, "kwargs": by_stage}
         sizes = self._sizes(given, self.chunks)
-        targets = None if target is None else cut(target, sizes, self._dim)
         orders = self._team.orders(
             self.schedule,
             step=Inboxes.of(self._worker).next_step(),
@@ -177,10 +175,13 @@ class Pipeline:
             trains=True,
             seed=self._next_seed(),
             recomputes=self._recomputes,
+            sizes=sizes,
+            dim=self._dim,
         )
-        self._give(orders, batch, by_stage, sizes)
+        self._give(orders, batch, by_stage)
         last = orders[self.schedule.placement[-1]]
-        last.loss_fn, last.targets = loss_fn, targets
+        last.loss_fn, last.target = loss_fn, target
+        targets = None if target is None else cut(target, sizes, self._dim)
         weights = weights_of(sizes, targets, loss_fn, self._reduction)
         last.weights = [weight * scale for weight in weights]
         self.last_step, losses = carry_out(self._team, self.schedule, orders, context)
@@ -238,8 +239,10 @@ class Pipeline:
             modes=dataclasses.replace(Modes.of_this_thread(), is_grad_enabled=False),
             trains=False,
             seed=self._next_seed(),
+            sizes=sizes,
+            dim=self._dim,
         )
-        self._give(orders, batch, by_stage, sizes)
+        self._give(orders, batch, by_stage)
         _, outputs = carry_out(self._team, schedule, orders, None)
         return outputs[0] if chunks == 1 else gather(outputs, HOST, self._dim)
 
@@ -283,22 +286,13 @@ class Pipeline:
         return [1] * chunks if rows is None else sizes_of(rows, chunks)
 
     def _give(
-        self,
-        orders: Sequence[Any],
-        batch: Any,
-        by_stage: Mapping[int, Mapping[str, Any]],
-        sizes: Sequence[int],
+        self, orders: Sequence[Any], batch: Any, by_stage: Mapping[int, Mapping[str, Any]]
     ) -> None:
         """Gives each stage its arguments."""
-        inputs = []
-        for piece in cut(batch, sizes, self._dim):
-            skeleton, tensors = lift(piece)
-            inputs.append(Values(skeleton, tensors, [False] * len(tensors)))
-        orders[self.schedule.placement[0]].inputs = inputs
+        orders[self.schedule.placement[0]].batch = batch
         for stage, kwargs in by_stage.items():
             if kwargs:
-                pieces = cut(dict(kwargs), sizes, self._dim)
-                orders[self.schedule.placement[stage]].kwargs[stage] = pieces
+                orders[self.schedule.placement[stage]].kwargs[stage] = dict(kwargs)
 
 
 def _reference(number: int, stage: object) -> RRef[nn.Module]:

@@ -29,9 +29,11 @@ from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.modes import Modes
 from lockstitch.nn.pipelining.graphs import Gradients, Values
 from lockstitch.nn.pipelining.inbox import Inbox, Inboxes, StepEndedError
+from lockstitch.nn.pipelining.micro_batches import cut
+from lockstitch.nn.pipelining.schedules import Action
 from lockstitch.nn.pipelining.stage import MicroBatch, Stage, StageOptions, owned
 from lockstitch.nn.slots.generators import seed_for
-from lockstitch.nn.slots.lifting import SINGLE, Hole, fill
+from lockstitch.nn.slots.lifting import SINGLE, Hole, fill, lift
 from lockstitch.runtime.worker import Worker, current_worker
 from lockstitch.trust.registry import needed
 from lockstitch.wire.messages import HandOver
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     from lockstitch.attach.spans import SpanRing
     from lockstitch.nn.pipelining.graphs import InputGradients
-    from lockstitch.nn.pipelining.schedules import Action
+    from lockstitch.nn.pipelining.schedules import Work
     from lockstitch.nn.pipelining.skips import SkipReference
     from lockstitch.rpc import RRef
     from lockstitch.runtime.pending import Answering, Pending
@@ -57,7 +59,8 @@ class Order:
     """What a worker is told about a step."""
 
     step: GlobalId
-    row: Sequence[Action]
+    row: Sequence[tuple[Work, int, int]]
+    """The actions, as tuples of no class of ours: these are packed several times as fast."""
     workers: Sequence[WorkerId]
     """The worker of each stage."""
     modules: dict[int, RRef[nn.Module]]
@@ -66,12 +69,16 @@ class Order:
     trains: bool
     seed: int
     recomputes: frozenset[int] = frozenset()
-    inputs: Sequence[Values] = ()
-    """For the first stage: its micro-batches."""
-    kwargs: dict[int, Sequence[dict[str, Any]]] = field(default_factory=dict)
-    """For stages that get keyword arguments: those of each micro-batch."""
+    sizes: Sequence[int] = ()
+    """The rows of each micro-batch. What follows is of all of them, and cut by the worker that
+    needs it: many small tensors take far longer to pack than one."""
+    dim: int = 0
+    batch: Any = None
+    """For the first stage."""
+    kwargs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """For stages that get keyword arguments."""
     loss_fn: Callable[..., Any] | None = None
-    targets: Sequence[Any] | None = None
+    target: Any = None
     weights: Sequence[float] = ()
 
 
@@ -183,6 +190,10 @@ class _Runner:
             stage: self._make_stage(stage, rref, context) for stage, rref in order.modules.items()
         }
         inbox.stashes.update({number: stage.stash for number, stage in self._stages.items()})
+        pieces = partial(cut, sizes=order.sizes, dim=order.dim)
+        self._inputs = pieces(order.batch) if 0 in order.modules else []
+        self._kwargs = {stage: pieces(kwargs) for stage, kwargs in order.kwargs.items()}
+        self._targets = None if order.target is None else pieces(order.target)
         self._results: list[Any] = []
         self._works = {
             "F": self._forward,
@@ -206,7 +217,7 @@ class _Runner:
 
     def run(self, received: float) -> Report:
         now, times = self._worker.clock.now, []
-        for action in self._order.row:
+        for action in map(Action._make, self._order.row):
             self._inbox.check()
             begun = self._works[action.work](action)
             ended = now()
@@ -237,17 +248,21 @@ class _Runner:
 
     def _forward(self, action: Action) -> float:
         order, (_, stage, number) = self._order, action
-        values = order.inputs[number] if stage == 0 else self._take_values(stage, number)
+        if stage == 0:
+            skeleton, tensors = lift(self._inputs[number])
+            values = Values(skeleton, tensors, [False] * len(tensors))
+        else:
+            values = self._take_values(stage, number)
         begun = self._worker.clock.now()
         micro_batch = MicroBatch(
             number,
             values,
-            order.kwargs[stage][number] if stage in order.kwargs else {},
+            self._kwargs[stage][number] if stage in self._kwargs else {},
             seed_for(seed_for(order.seed, stage), number),
         )
         is_last = stage + 1 == len(order.workers)
-        if is_last and order.targets is not None:
-            micro_batch.target, micro_batch.has_target = order.targets[number], True
+        if is_last and self._targets is not None:
+            micro_batch.target, micro_batch.has_target = self._targets[number], True
         try:
             output = self._stages[stage].forward(micro_batch)
         except StepEndedError:

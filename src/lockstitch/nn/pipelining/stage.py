@@ -124,8 +124,7 @@ class Stage:
         value = fill(micro_batch.values.skeleton, self._entered(micro_batch, graph, is_repeated))
         value = enter(value, self._binding(micro_batch, graph, is_repeated))
         args = value if type(value) is tuple else (value,)
-        skeleton, tensors = lift(micro_batch.kwargs)
-        kwargs = fill(skeleton, [self._protected(tensor, is_repeated) for tensor in tensors])
+        kwargs = self._given(micro_batch.kwargs, is_repeated)
         if not is_first_time:
             assert micro_batch.former is not None
             output = self._recomputing.run_again(micro_batch.former, (args, kwargs))
@@ -134,7 +133,7 @@ class Stage:
         else:
             output = self._module(*args, **kwargs)
         if self._options.is_last and self._options.context is not None:
-            output = self._loss_of(output, micro_batch)
+            output = self._loss_of(output, micro_batch, is_repeated)
             if graph is not None and not output.requires_grad:
                 raise RuntimeError(
                     "the loss has no history: no parameter of any stage wants a gradient, or what "
@@ -160,11 +159,10 @@ class Stage:
             return moved.clone()
         return moved.data if is_view(moved) else moved
 
-    def _moved(self, thing: Any) -> Any:
-        if self._device is None:
-            return thing
+    def _given(self, thing: Any, is_repeated: bool) -> Any:
+        """What stands beside the inputs, likewise."""
         skeleton, tensors = lift(thing)
-        return fill(skeleton, [tensor.to(self._device) for tensor in tensors])
+        return fill(skeleton, [self._protected(tensor, is_repeated) for tensor in tensors])
 
     def _binding(
         self, micro_batch: MicroBatch, graph: Graph | None, is_repeated: bool
@@ -184,12 +182,12 @@ class Stage:
 
         return lambda skip: skip.bound(take)
 
-    def _loss_of(self, output: Any, micro_batch: MicroBatch) -> torch.Tensor:
+    def _loss_of(self, output: Any, micro_batch: MicroBatch, is_repeated: bool) -> torch.Tensor:
         loss_fn = self._options.loss_fn
         if loss_fn is None:
             loss = output
         elif micro_batch.has_target:
-            loss = loss_fn(output, self._moved(micro_batch.target))
+            loss = loss_fn(output, self._given(micro_batch.target, is_repeated))
         else:
             loss = loss_fn(output)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -76,9 +76,10 @@ class Team:
     def orders(self, schedule: Schedule, **given: Any) -> list[Order]:
         """An order for each worker, with what is the same for all."""
         workers = [owner.worker for owner in self.owners]
+        rows = [[(*action,) for action in row] for row in schedule.rows]
         return [
             Order(row=row, workers=workers, modules=self.stages_of(member), **given)
-            for member, row in enumerate(schedule.rows)
+            for member, row in enumerate(rows)
         ]
 
     def check(self) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from lockstitch import autograd, rpc
 from lockstitch.errors import NotInitializedError, PeerDiedError, SerializationError
 from lockstitch.nn import Pipeline, RemoteModule, Replicate
+from lockstitch.nn.pipelining import steps
 from lockstitch.nn.pipelining.inbox import Inboxes
 from lockstitch.optim import DistributedOptimizer, GradScaler
 from lockstitch.runtime.agent import AgentOptions
@@ -83,6 +84,44 @@ def test_optimizers_find_the_gradients_in_the_context(cluster):
         expected = own_step_of(twin, own, x, y)
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(pipeline(x), twin(x), rtol=1e-12, atol=1e-12)
+
+
+def mse_of_marked(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Writes to the target first."""
+    target[target < 0] = 0
+    return mse(output, target)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_loss_function_may_write_to_its_target(cluster, recompute):
+    modules = layers(3, 2)
+    pipeline = Pipeline(remote(modules), "gpipe", chunks=4, recompute=recompute)
+    x, y = batch_of(8, 3, 2)
+    before = y.clone()
+    with autograd.context() as context_id:
+        loss = pipeline.step(context_id, x, y, mse_of_marked)
+    assert torch.equal(y, before)
+    torch.testing.assert_close(loss, mse(modules[0](x), y.clamp(min=0)).detach())
+
+
+def test_the_batch_crosses_as_it_is(cluster, monkeypatch):
+    orders: list[Any] = []
+    send = steps._send
+
+    def note(team: Any, given: Any, context: Any) -> Any:
+        orders.extend(given)
+        return send(team, given, context)
+
+    monkeypatch.setattr(steps, "_send", note)
+    pipeline = Pipeline(remote(layers(3, 2, 2)), chunks=4)
+    x, y = batch_of(8, 3, 2)
+    with autograd.context() as context_id:
+        pipeline.step(context_id, x, y, mse)
+    first, last = orders
+    assert first.batch is x
+    assert first.target is None
+    assert last.target is y
+    assert last.batch is None
 
 
 def test_two_steps_of_one_context_add_up(cluster):

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from lockstitch.attach.values import OtherWait
+from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.nn.pipelining.inbox import Inbox, Port
 
+if TYPE_CHECKING:
+    from lockstitch.runtime.arrival import Arrival
+
 
 class _Agent:
-    def blocked(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def wait_for(self, arrival: Arrival) -> None:
+        arrival.sleep()
+
+    def bring(self, arrival: Arrival) -> None:
+        arrival.finish()
 
 
 class _Worker:
     agent = _Agent()
+    clock = SYSTEM_CLOCK
 
 
 @pytest.mark.parametrize(
