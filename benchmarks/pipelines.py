@@ -123,6 +123,7 @@ class Theirs:
         stage = PipelineStage(self.module, rank, size, torch.device("cpu"))
         self._schedule = Schedule1F1B(stage, case.chunks, loss_fn=functional.mse_loss)
         self._optimizer = optim.SGD(self.module.parameters(), lr=RATE)
+        dist.barrier()  # before ours takes its first step
 
     def step(self, batch: torch.Tensor, target: torch.Tensor) -> None:
         """One step of this rank."""
@@ -143,8 +144,9 @@ def _take_part(
     port: int, case: Case, stage: rpc.RRef[nn.Module], rank: int, size: int, steps: int
 ) -> list[torch.Tensor]:
     """What the other ranks do; returns their parameters."""
+    batches = _batches(case, steps)  # before a step of ours, which draws random numbers too
     theirs = Theirs(port, case, stage.local_value(), rank, size)
-    for batch, target in _batches(case, steps):
+    for batch, target in batches:
         dist.barrier()  # meanwhile the driver carries out a step of ours
         theirs.step(batch, target)
     dist.destroy_process_group()
@@ -166,6 +168,7 @@ def _drive(
         )
         for rank in range(1, size)
     ]
+    batches = _batches(case, steps)
     theirs = Theirs(port, case, stages[0].local_value(), 0, size)
     optimizer = DistributedOptimizer(optim.SGD, pipeline.remote_parameters(), lr=RATE)
     bubbles: list[float] = []
@@ -178,7 +181,7 @@ def _drive(
         bubbles.append(pipeline.last_step.bubble)
 
     times: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for batch in _batches(case, steps):
+    for batch in batches:
         times["ours"].append(_seconds(step, *batch))
         dist.barrier()
         times["theirs"].append(_seconds(theirs.step, *batch))
