@@ -272,7 +272,7 @@ def remote(
             with _range_if_profiling(RPCExecMode.REMOTE, func, worker, callee):
                 return create(callee.worker, *_prepare(func, args, kwargs), timeout)
 
-        return begun_in_span(name_of(func), callee.name, begin, RRef._get_future)
+        return begun_in_span(name_of(func), callee.name, begin, RRef._get_outcome)
     function, arguments, keywords = _prepare(func, args, kwargs)
     if is_profiling():
         with record_function(_key(RPCExecMode.REMOTE, func, worker, callee)):

@@ -1,4 +1,5 @@
-"""What becomes of one `rpc.remote`: the answer only says that the value is made, or that it failed.
+"""What becomes of one `rpc.remote`: the answer only says that the value is made, or, in words, that
+its function failed.
 
 Most programs never ask for it. So no future is made until `RRef._get_future` wants one, and whoever
 reads the answer acts on it at once: that is short, and wakes nobody.
@@ -9,10 +10,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from lockstitch.errors import RemoteError
 from lockstitch.runtime.pending import Answering, Future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from lockstitch.runtime.pending import Pending
 
@@ -21,7 +25,16 @@ class Creation:
     """A `runtime.pending.Completion`; `outcome(error)` is called when it is over, error None where
     all went well. It must be harmless when repeated."""
 
-    __slots__ = ("_channel", "_future", "_is_over", "_lock", "_outcome", "_pending", "error")
+    __slots__ = (
+        "_channel",
+        "_failure",
+        "_future",
+        "_is_over",
+        "_lock",
+        "_outcome",
+        "_pending",
+        "error",
+    )
 
     def __init__(self, outcome: Callable[[BaseException | None], None]) -> None:
         self._outcome = outcome
@@ -30,6 +43,7 @@ class Creation:
         self._future: Future[Any] | None = None
         self._channel: Answering | None = None
         self._pending: Pending | None = None
+        self._failure: object = None
         self.error: BaseException | None = None
 
     @property
@@ -41,7 +55,7 @@ class Creation:
         """The answer to `pending` will come over `channel`."""
         self._channel, self._pending = channel, pending
 
-    def complete(self, _value: object, error: BaseException | None) -> None:
+    def complete(self, value: object, error: BaseException | None) -> None:
         """Notes that the creation is over; harmless when repeated."""
         if self._is_over:
             return
@@ -49,7 +63,7 @@ class Creation:
         error = None if error is None else error.with_traceback(None)
         self._outcome(error)
         with self._lock:
-            self.error = error
+            self.error, self._failure = error, value
             self._is_over = True
             self._channel = self._pending = None
             future = self._future
@@ -66,3 +80,12 @@ class Creation:
                 elif self._channel is not None and self._pending is not None:
                     self._future.attach(self._channel, self._pending)
             return self._future
+
+    def outcome(self) -> torch.futures.Future[Any]:
+        """Completes as `future` does, but with a `RemoteError` where the function failed."""
+        return self.future().then(self._raise_failure)
+
+    def _raise_failure(self, made: torch.futures.Future[Any]) -> None:
+        made.wait()
+        if self._failure is not None:
+            raise RemoteError(str(self._failure))

@@ -93,7 +93,10 @@ class RRefProxy:
             timeout = max(timeout - (agent.clock.now() - started), 1e-3)
         create = partial(rref._home.create_remote, timeout=timeout)
         return begun_in_span(
-            span, owner.name, lambda: create(owner.worker, *call()), lambda made: made._get_future()
+            span,
+            owner.name,
+            lambda: create(owner.worker, *call()),
+            lambda made: made._get_outcome(),
         )
 
 

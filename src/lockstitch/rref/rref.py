@@ -230,6 +230,13 @@ class RRef(Generic[T]):
             self._creation.complete(None, None)
         return self._creation.future()
 
+    def _get_outcome(self) -> torch.futures.Future[Any]:
+        """Does so too, with an error where the owner's function raised one: for those who tell how
+        calls have ended."""
+        self._get_future()
+        assert self._creation is not None
+        return self._creation.outcome()
+
     def _serialize(self) -> State:
         """A fork of this reference as plain values."""
         return self._home.send_off(self, None)

@@ -6,9 +6,9 @@ A fetch for a value that is not there yet is parked; it holds no thread.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.errors import RemoteError, RRefError, repr_of
+from lockstitch.errors import RemoteError, RRefError, repr_of, text_of
 from lockstitch.rref.events import Asked, Called
 from lockstitch.wire.messages import Fetch, RemoteCall
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from lockstitch.rref.values import OwnedValue
     from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.invocation import Invocation
+
+_LONGEST_WORDS: Final = 2000
 
 
 class ValueServer:
@@ -64,14 +66,16 @@ class ValueServer:
 def _conclude(
     invocation: Invocation, value: OwnedValue, result: Any, error: BaseException | None
 ) -> None:
-    """The function has ended; the caller is only told that it has."""
+    """The function has ended; the caller is only told that it has, and in words if it failed."""
     if error is None:
         value.set(result)
-    elif isinstance(error, Exception):
+        invocation.reply(None)
+        return
+    if isinstance(error, Exception):
         value.fail(error)
     else:  # SystemExit or KeyboardInterrupt must not end whoever looks at the value
         value.fail(RemoteError(f"the function of remote() raised {repr_of(error)}"))
-    invocation.reply(None)
+    invocation.reply(f"{type(error).__name__}: {text_of(error)}"[:_LONGEST_WORDS])
 
 
 def _reply(invocation: Invocation, value: OwnedValue) -> None:

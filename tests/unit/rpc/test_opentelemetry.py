@@ -186,8 +186,17 @@ def test_a_value_that_could_not_be_made_is_an_error_where_that_was_tried(spans: 
     failed = rpc.remote("worker1", fail)
     with pytest.raises(ValueError, match="on purpose"):
         failed.to_here()
-    assert spans.by(SpanKind.SERVER, "fail").status.status_code is StatusCode.ERROR
-    assert is_child(spans.by(SpanKind.SERVER, "fail"), spans.by(SpanKind.CLIENT, "fail"))
+    called, served = spans.by(SpanKind.CLIENT, "fail"), spans.by(SpanKind.SERVER, "fail")
+    for span in (called, served):
+        assert span.status.status_code is StatusCode.ERROR
+        assert "ValueError: on purpose" in span.status.description
+    assert is_child(served, called)
+
+
+def test_a_group_of_values_that_could_not_be_made_is_as_many_errors(spans: Spans) -> None:
+    rpc.group().remote(fail)
+    for span in spans.all(SpanKind.CLIENT, "fail", 2):
+        assert span.status.status_code is StatusCode.ERROR
 
 
 def test_each_call_of_a_group_is_a_span(spans: Spans) -> None:

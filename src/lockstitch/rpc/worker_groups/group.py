@@ -199,7 +199,7 @@ class Group(Calls, Sequence[WorkerInfo]):
 
             return RRefGroup(
                 [
-                    begun_in_span(name, each.name, partial(begin, each, call), RRef._get_future)
+                    begun_in_span(name, each.name, partial(begin, each, call), RRef._get_outcome)
                     for each, call in calls
                 ]
             )

@@ -238,7 +238,7 @@ def open_stream(
         call = api._prepare(open_source, (function, args, kwargs or {}, about), None, name=None)
         return create(callee.worker, *call, timeout)
 
-    source = begun_in_span(name, callee.name, begin, RRef._get_future)
+    source = begun_in_span(name, callee.name, begin, RRef._get_outcome)
     return Stream(worker, source, callee, timeout, window)
 
 
