@@ -211,14 +211,18 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int]:
 def peer_process(descriptor: int) -> int:
     """Returns the id of the process at the other end of the unix socket with that descriptor, which
     stays open. Raises `OSError` where it is no such socket."""
+    with _copy_of(descriptor) as sock:
+        return peer_credentials(sock)[0]
+
+
+def _copy_of(descriptor: int) -> socket.socket:
+    """A socket of its own for one that stays open. Raises `OSError` where it is none."""
     copy = os.dup(descriptor)
     try:
-        sock = socket.socket(fileno=copy)
+        return socket.socket(fileno=copy)
     except BaseException:
         os.close(copy)
         raise
-    with sock:
-        return peer_credentials(sock)[0]
 
 
 def bound_silence(sock: socket.socket, seconds: float) -> None:
@@ -278,8 +282,8 @@ def silence_bounded(seconds: float) -> Iterator[Callable[[], None]]:
     def bound() -> None:
         for descriptor, _ in _open_sockets() - before if seconds else ():
             with (
-                contextlib.suppress(OSError),  # it has been closed
-                socket.socket(fileno=os.dup(descriptor)) as sock,
+                contextlib.suppress(OSError),  # it has been closed, and may be a file's by now
+                _copy_of(descriptor) as sock,
             ):
                 if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     state, *_ = _tcp_info(sock)

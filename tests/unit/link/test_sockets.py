@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from lockstitch.link import sockets
 from lockstitch.link.sockets import (
     _TCP_INFO,
     HeldPort,
@@ -193,6 +194,16 @@ def test_silence_is_bounded_before_all_are_opened_where_somebody_asks_for_it():
         bound_now()
         bound = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     assert bound == 2500
+
+
+def test_a_descriptor_that_has_become_a_files_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    with (tmp_path / "file").open("w") as file:
+        seen = iter([set(), {(file.fileno(), "socket:[1]")}])
+        monkeypatch.setattr(sockets, "_open_sockets", lambda: next(seen))
+        before = sorted(os.listdir("/proc/self/fd"))
+        with silence_bounded(2.5):
+            pass
+        assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_connection_that_is_still_being_made_is_given_up_within_the_bound():
