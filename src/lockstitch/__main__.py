@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstitch.launch.cli import main
+from lockstitch.launch.entrance import main
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,6 @@
 """Starting a job.
 
+    entrance.py    what the console scripts run
     cli.py         the command `lockstitch`
     options.py     what may be said on its command line
     observing.py   the commands that look at running jobs: `ps`, `status`, `waits`, …
