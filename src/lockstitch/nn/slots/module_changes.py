@@ -55,6 +55,8 @@ class Deleted:
 
 TableEntry: TypeAlias = "tuple[dict[str, Any], str]"
 """A table of a module (of parameters or buffers), and a name in it."""
+_State: TypeAlias = "tuple[torch.Tensor | None, int, object]"
+"""A tensor, its version, and its `_place`."""
 
 
 def places_of_others(modules: Iterable[nn.Module]) -> list[TableEntry]:
@@ -131,11 +133,11 @@ def apply_changes(
 
 class KnownState:
     """How much of the module's state one slot knows: the number of the last change of an attribute,
-    and each tensor of `places_of_others`, by its number, with its version."""
+    and each tensor of `places_of_others`, by its number, with its version and its place."""
 
     def __init__(self) -> None:
         self.last_change = 0
-        self.others: dict[int, tuple[torch.Tensor | None, int]] = {}
+        self.others: dict[int, _State] = {}
 
 
 class ChangeTracker:
@@ -189,12 +191,12 @@ class ChangeTracker:
         """Returns, of each parameter, which it is, where, and whether it wants gradients; of each
         buffer its name, and the same if it wants gradients."""
         parameters = [
-            None if each is None else (id(each), each.data_ptr(), each.requires_grad)
+            None if each is None else (id(each), _place(each), each.requires_grad)
             for table in self._tables
             for each in table.values()
         ]
         buffers = [
-            (name, id(each), each.data_ptr()) if each is not None and each.requires_grad else name
+            (name, id(each), _place(each)) if each is not None and each.requires_grad else name
             for table in map(buffers_of, self.modules)
             for name, each in table.items()
         ]
@@ -275,22 +277,35 @@ class ChangeTracker:
         }
         if not attributes and not stale:
             return NO_CHANGES
-        others = []
+        others, has_moved = [], False
         # Slots keep them, beyond the mode that is on now.
         with torch.inference_mode(mode=False):
             for i, (table, name) in enumerate(self.others if stale else ()):
                 if id(table) in stale:
-                    known.others[i] = _state(table, name)
+                    before, now = known.others.get(i), _state(table, name)
+                    known.others[i] = now
+                    has_moved |= before is None or before[0] is not now[0] or before[2] != now[2]
                     tensor = table[name]
                     others.append((i, None if tensor is None else tensor.detach().clone()))
+        if has_moved:
+            self._is_uncounted = _overlaps(self.others, self.leaves)
         return Changes(attributes, others)
 
 
-def _state(table: dict[str, Any], name: str) -> tuple[torch.Tensor | None, int]:
+def _place(tensor: torch.Tensor) -> object:
+    """Where it lies, and how: what an assignment to its `data` changes, which gives it no other
+    version. Nothing where there is no such place."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _state(table: dict[str, Any], name: str) -> _State:
     tensor = table.get(name)
     if tensor is None:
-        return None, 0
-    return tensor, UNKNOWN if tensor.is_inference() else version_of(tensor)
+        return None, 0, None
+    version = UNKNOWN if tensor.is_inference() else version_of(tensor)
+    return tensor, version, _place(tensor)
 
 
 def _overlaps(places: Iterable[TableEntry], leaves: Iterable[torch.Tensor]) -> list[bool]:
@@ -318,10 +333,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.untyped_storage().data_ptr(), start, start + length * tensor.itemsize
 
 
-def _is_other(
-    old: tuple[torch.Tensor | None, int] | None, new: tuple[torch.Tensor | None, int]
-) -> bool:
-    return old is None or old[0] is not new[0] or old[1] != new[1] or new[1] == UNKNOWN
+def _is_other(old: _State | None, new: _State) -> bool:
+    return old is None or old[0] is not new[0] or old[1:] != new[1:] or new[1] == UNKNOWN
 
 
 def _differs(now: Any, before: Any) -> bool:

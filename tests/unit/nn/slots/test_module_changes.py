@@ -98,6 +98,10 @@ def freeze(net):
     net.linear.weight.requires_grad_(requires_grad=False)
 
 
+def transpose(net):
+    net.linear.weight.data = net.linear.weight.data.t()
+
+
 def replace_submodule(net):
     net.linear = nn.Linear(2, 2)
 
@@ -123,6 +127,7 @@ def add_buffer(net):
     [
         replace_parameter,
         move_parameter,
+        transpose,
         freeze,
         replace_submodule,
         add_submodule,
@@ -238,3 +243,28 @@ def test_a_buffer_in_the_memory_of_a_parameter_is_told_each_time():
             module.bias.fill_(value)
         sent = dict(tracker.changes(known).others)
         assert sent[tracker.others.index((module._buffers, "same"))].tolist() == [value] * 2
+
+
+def test_a_buffer_that_gets_into_the_memory_of_a_parameter_is_told_each_time_from_then_on():
+    module = nn.Linear(2, 2)
+    module.register_buffer("same", torch.zeros(2))
+    tracker = ChangeTracker(module)
+    known = tracker.known_state()
+    module.same = module.bias.data
+    for value in (1.0, 2.0):
+        with torch.no_grad():
+            module.bias.fill_(value)
+        ((_, told),) = tracker.changes(known).others
+        assert told.tolist() == [value] * 2
+
+
+@pytest.mark.parametrize("data", [torch.ones(2, 2), torch.zeros(2, 2).t(), torch.zeros(1)])
+def test_a_buffer_with_other_data_is_told_although_its_version_is_the_same(data):
+    module = nn.Module()
+    module.register_buffer("state", torch.zeros(2, 2))
+    tracker = ChangeTracker(module)
+    known = tracker.known_state()
+    module.state.data = data
+    ((_, told),) = tracker.changes(known).others
+    assert told.tolist() == data.tolist()
+    assert not tracker.changes(known)
