@@ -7,7 +7,7 @@ possible, or they are made anew:
     an attribute of plain values (`training`, a dropout's `p`, a list of them)  told
     a buffer, a frozen parameter: another tensor, or changed in place          told
     parameters: others, elsewhere in memory, frozen or unfrozen; submodules;
-    hooks; attributes of other types                                           made anew
+    hooks; attributes of other types, tensors that are attributes written to   made anew
 
 A module may keep tensors or objects of its own as attributes in its forward pass, the last weights
 of an attention, say, or a state for the next pass. Each replica keeps its own; the caller's are no
@@ -24,6 +24,7 @@ import copy
 import itertools
 import types
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ref
 
 import torch
 from torch import nn
@@ -161,6 +162,7 @@ class ChangeTracker:
         # The module as it is now, to be compared with what it will be:
         self._seen = [(module.__dict__, dict(module.__dict__)) for module in self.modules]
         self._filled, self._empty = self._current_containers()
+        self._held = self._current_held()
         self._tables = list(map(parameters_of, self.modules))
         self._traits = self._current_traits()
 
@@ -187,6 +189,25 @@ class ChangeTracker:
         filled = [(each, each.copy()) for each in containers if each]
         return filled, [each for each in containers if not each]
 
+    def _current_held(self) -> list[tuple[ref[torch.Tensor], object]]:
+        """The tensors that are attributes, or in containers that are, each with its mark; but for
+        those in the memory of parameters and buffers."""
+        others = [table[name] for table, name in self.others]
+        known = {_storage_of(each) for each in (*self.leaves, *others) if each is not None}
+        held = [
+            each
+            for module in self.modules
+            for name, value in module.__dict__.items()
+            if name not in _TABLES_OF_TORCH
+            for each in _tensors_in(value)
+        ]
+        return [(ref(each), _mark(each)) for each in held if _storage_of(each) not in known]
+
+    def _are_as_marked(self) -> bool:
+        return all(
+            _mark(tensor) == before for each, before in self._held if (tensor := each()) is not None
+        )
+
     def _current_traits(self) -> list[Any]:
         """Returns, of each parameter, which it is, where, and whether it wants gradients; of each
         buffer its name, and the same if it wants gradients."""
@@ -212,11 +233,18 @@ class ChangeTracker:
     def look(self) -> bool:
         """Whether the slots can go on, with what `changes` tells them; else they have to be made
         anew, with a new tracker."""
-        return self._traits == self._current_traits() and self._compare(is_own=False)
+        return (
+            self._traits == self._current_traits()
+            and self._are_as_marked()
+            and self._compare(is_own=False)
+        )
 
     def settle(self) -> None:
         """Called after the caller's own forward pass: what the module keeps of it, and slots cannot
         be told, is its own affair."""
+        self._held = [
+            (each, _mark(tensor)) for each, _ in self._held if (tensor := each()) is not None
+        ]
         self._compare(is_own=True)
 
     def _compare(self, *, is_own: bool) -> bool:
@@ -295,9 +323,32 @@ class ChangeTracker:
 def _place(tensor: torch.Tensor) -> object:
     """Where it lies, and how: what an assignment to its `data` changes, which gives it no other
     version. Nothing where there is no such place."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    try:
+        return tensor.data_ptr(), tensor.shape, tensor.stride()
+    except RuntimeError:  # it is sparse, nested or of a subclass that has none
         return None
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _storage_of(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # likewise
+        return None
+
+
+def _mark(tensor: torch.Tensor) -> object:
+    """What becomes another one when somebody writes to the tensor, as far as torch counts."""
+    return 0 if tensor.is_inference() else version_of(tensor), _place(tensor)
+
+
+def _tensors_in(value: object) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return ()
+    return [each for each in value if isinstance(each, torch.Tensor)]
 
 
 def _state(table: dict[str, Any], name: str) -> _State:

@@ -23,6 +23,11 @@ class Net(nn.Module):
         self.factor = 1
         self.names = ["a"]
         self.last = None
+        self.mask = torch.ones(2)
+        self.masks = [torch.ones(2)]
+        self.elsewhere = torch.ones(2, device="meta")
+        self.sparse = torch.ones(2).to_sparse()
+        self.view = self.linear.weight.t()
 
 
 @pytest.fixture
@@ -118,6 +123,18 @@ def keep_a_tensor(net):
     net.last = torch.zeros(2)
 
 
+def write_to_a_tensor(net):
+    net.mask.mul_(2)
+
+
+def write_to_a_tensor_in_a_list(net):
+    net.masks[0].mul_(2)
+
+
+def swap_data_of_a_tensor(net):
+    net.mask.data = torch.zeros(2)
+
+
 def add_buffer(net):
     net.register_buffer("other", torch.zeros(2))
 
@@ -133,6 +150,9 @@ def add_buffer(net):
         add_submodule,
         add_hook,
         keep_a_tensor,
+        write_to_a_tensor,
+        write_to_a_tensor_in_a_list,
+        swap_data_of_a_tensor,
         add_buffer,
     ],
 )
@@ -145,6 +165,12 @@ def test_slots_are_made_anew_for(net, tracker, change):
 def test_an_optimizers_step_is_no_change(net, tracker):
     with torch.no_grad():
         net.linear.weight.add_(1)
+    assert tracker.look()
+
+
+def test_a_tensor_to_which_the_forward_pass_writes_is_its_own_affair(net, tracker):
+    net.mask.mul_(2)
+    tracker.settle()
     assert tracker.look()
 
 
