@@ -32,6 +32,8 @@ class Subject(nn.Module):
         self.norm = nn.BatchNorm1d(3).eval()
         self.head = DataParallel(nn.Linear(3, 3), ["thread"] * 2) if nests else nn.Linear(3, 3)
         self.fixed = nn.Parameter(torch.full((3,), 0.5), requires_grad=False)
+        self.mask = torch.ones(3, dtype=_DOUBLE)
+        self.masks = [torch.ones(3, dtype=_DOUBLE)]
         self.register_buffer("shift", torch.ones(3))
         self.register_buffer("scale", torch.ones(3, dtype=_DOUBLE, requires_grad=True))
         self.factor = 1.5
@@ -47,6 +49,7 @@ class Subject(nn.Module):
         self.calls += 1
         if y is not None:
             x = x * y + common
+        x = x * self.mask * self.masks[0]
         hidden = self.outer(self.inner(x).tanh() * self.fixed + self.shift)
         if is_short:
             return hidden
@@ -208,6 +211,11 @@ class Run:
             lambda: setattr(module, "fixed", _frozen(module.fixed + 1)),
             lambda: module.fixed.mul_(0.5),
             lambda: module.norm.running_mean.add_(1),
+            lambda: module.mask.mul_(0.5),
+            lambda: setattr(module.mask, "data", module.mask.data * 2),
+            lambda: module.masks[0].mul_(1.5),
+            lambda: setattr(module.shift, "data", module.shift.data * 0.5),
+            lambda: setattr(module, "shift", module.outer.bias.data),
         )
         changes[number % len(changes)]()
 
@@ -221,6 +229,10 @@ class Run:
             lambda: setattr(module, "scale", (module.scale.detach() * 2).requires_grad_()),
             lambda: module.inner.weight.requires_grad_(not module.inner.weight.requires_grad),
             lambda: setattr(module.lstm, "bias_hh_l0", nn.Parameter(module.lstm.bias_hh_l0 * 2)),
+            lambda: setattr(module.inner.weight, "data", module.inner.weight.data.t()),
+            lambda: setattr(module.outer.bias, "data", module.outer.bias.data * 0.5),
+            lambda: module.outer.bias.register_hook(lambda gradient: gradient * 0.5),
+            lambda: module.head.register_forward_pre_hook(_halve),
         )
         changes[number % len(changes)]()
 
@@ -232,9 +244,17 @@ class Run:
 
 
 STEPS = [name for name in vars(Run) if not name.startswith("_")]
-_PROMISED = ("modified by an inplace operation", "backward through the graph a second time")
+_PROMISED = (
+    "modified by an inplace operation",
+    "has been modified inplace",
+    "backward through the graph a second time",
+)
 """What slots may refuse where the plain module does not, for it has not saved what has changed, or
 has not freed what this pass goes through: a slot's part is one node."""
+
+
+def _halve(_module, arguments):
+    return (arguments[0] * 0.5, *arguments[1:])
 
 
 def _frozen(tensor):
