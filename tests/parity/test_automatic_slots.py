@@ -229,3 +229,69 @@ def test_a_copy_finds_out_for_itself(automatic):
     assert other.slots == ()
     x = torch.randn(6, 4).double()
     torch.testing.assert_close(other(x), model(x))
+
+
+class Centres(nn.Module):
+    """Depends on the other rows of its batch, or draws numbers, once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.drop, self.centres = net(), nn.Dropout(0.0), False
+
+    def forward(self, x):
+        y = self.drop(self.net(x))
+        return y - y.mean(0) if self.centres else y
+
+
+def centre(module):
+    module.centres = True
+
+
+def drop(module):
+    module.drop.p = 0.5
+
+
+def hook(module):
+    module.net[0].register_forward_hook(lambda _module, _args, out: out - out.mean(0))
+
+
+def normalise(module):
+    module.net.append(nn.BatchNorm1d(3).double())
+
+
+@pytest.mark.parametrize("change", [centre, drop, hook, normalise])
+@pytest.mark.parametrize("favourite", ["thread", "fork"])
+def test_a_module_that_is_changed_later_so_that_it_may_not_be_cut_runs_plainly(
+    automatic, favourite, change
+):
+    module = Centres()
+    twin = copy.deepcopy(module).double()
+    model, calibration = automatic(module, favourite)
+    assert trains_alike(model, twin)
+    assert calibration.choice == favourite
+    change(module)
+    change(twin)
+    assert trains_alike(model, twin, steps=3)
+    assert not model.slots
+
+
+def test_slots_are_kept_while_a_module_is_changed_now_and_then(automatic):
+    module = Centres()
+    twin = copy.deepcopy(module).double()
+    model, _ = automatic(module)
+    assert trains_alike(model, twin)
+    for p in (1e-9, 0.0, 1e-9):
+        module.kept, twin.kept = p, p
+        assert trains_alike(model, twin, steps=2)
+        assert len(model.slots) == 1
+
+
+def test_a_module_that_is_changed_before_each_step_runs_plainly(automatic):
+    module = Centres()
+    twin = copy.deepcopy(module).double()
+    model, _ = automatic(module)
+    assert trains_alike(model, twin)
+    for step in range(12):
+        module.step = twin.step = step
+        assert trains_alike(model, twin, steps=1)
+    assert not model.slots

@@ -3,8 +3,9 @@
 A program must not change by that. So slots are tried only for training steps whose arguments and
 outputs are tensors of one batch, of a module without batch statistics and hooks, that draws no
 random numbers and writes no buffers, which is seen in the plain steps. The first output of each
-kind of slots is compared with the plain module's. All else runs plainly, and so does a step that
-fails on slots, in its second attempt.
+kind of slots is compared with the plain module's, and so is the next one after the program has
+changed the module: it may have got hooks, batch statistics, or a flag by which it does something
+else. All else runs plainly, and so does a step that fails on slots, in its second attempt.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 PLAIN = "plain"
 _MOST_SLOTS = 8
+_FREE_COMPARISONS = 8
+_STEPS_FOR_EACH = 10
 _ATOMS = (bool, int, float, complex, str, type(None), torch.dtype)
 _log = ProcessLog(__name__)
 
@@ -58,7 +61,10 @@ class Automatic:
         if self.count < 2 or torch.are_deterministic_algorithms_enabled():
             self.calibration.keep_default()
         self._pools: dict[str, ReplicaPool] = {}
-        self._tried: set[str] = set()
+        self._compared: dict[str, int] = {}
+        """By kind of slots, how often the program had changed the module when outputs were last
+        compared."""
+        self._steps = self._comparisons = 0
         self._has_looked = False
         self._signature: Any = None
 
@@ -93,19 +99,38 @@ class Automatic:
         way = self.calibration.way
         if pool is None:
             return self._run_plainly(module, inputs, kwargs, size)
-        is_first = way not in self._tried
+        changes = pool.changes_by_program
+        is_new = self._compared.get(way) != changes
+        if is_new and not self._is_worth_comparing(module):
+            self.calibration.keep_default()
+            self._pools = {}
+            return call_plainly(module, inputs, kwargs)
+        self._steps += 1
+        numbers = torch.get_rng_state() if is_new else None
         try:
             step = self.calibration.begin()
             output = self._run_on(pool, inputs, kwargs, size)
-            if is_first:
+            if is_new:
                 _compare(output, module, inputs, kwargs)
         except Exception as error:  # noqa: BLE001 - of whatever kind: it is raised again, or logged
             reason = repr_of(error)
         else:
-            self._tried.add(way)
+            self._compared[way] = changes
             self._finish(step, output)
             return output
+        if numbers is not None:  # the plain module draws what it would have drawn
+            torch.set_rng_state(numbers)
         return self._run_instead(module, inputs, kwargs, reason)
+
+    def _is_worth_comparing(self, module: nn.Module) -> bool:
+        """Whether a module that has changed, or is new, may run on slots at all, and does not
+        change all the time."""
+        self._comparisons += 1
+        is_rare = (
+            self._comparisons <= _FREE_COMPARISONS
+            or self._comparisons * _STEPS_FOR_EACH <= self._steps
+        )
+        return is_rare and _may_be_cut(module)
 
     def _pool(self, module: nn.Module) -> ReplicaPool | None:
         """The slots for the next step, or none where it is to be plain."""

@@ -91,6 +91,11 @@ class ReplicaPool:
         """The slots that have been made."""
         return [each for each in self._slots if each is not None]
 
+    @property
+    def changes_by_program(self) -> int:
+        """How often the module was changed between two calls, as far as is known by now."""
+        return 0 if self._tracker is None else self._tracker.changes_by_program
+
     def make_slots(self) -> None:
         """Makes those that are missing, before they are needed."""
         with self.lock:

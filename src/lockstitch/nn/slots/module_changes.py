@@ -159,6 +159,9 @@ class ChangeTracker:
         """The last change of each attribute: its number, counted over all, and the new value."""
         self._last_change = 0
         self._keeps_own = False
+        self.changes_by_program = 0
+        """How often the module was found to be changed between two calls, counted from the first
+        tracker on that it had; but for its tensors."""
         # The module as it is now, to be compared with what it will be:
         self._seen = [(module.__dict__, dict(module.__dict__)) for module in self.modules]
         self._filled, self._empty = self._current_containers()
@@ -275,6 +278,7 @@ class ChangeTracker:
                     return False
                 has_containers |= is_container
             self._seen[number] = (now, dict(now))
+        self.changes_by_program += bool(changed) and not is_own
         if has_containers:
             self._filled, self._empty = self._current_containers()
         return True
@@ -288,6 +292,7 @@ class ChangeTracker:
         """This tracker follows `other`, on the same module, and keeps what that one has learned of
         attributes that change in forward passes."""
         self._keeps_own |= other._keeps_own
+        self.changes_by_program = other.changes_by_program + 1
 
     def changes(self, known: KnownState) -> Changes:
         """What to tell a slot, with copies of tensors; notes that it knows it then."""
