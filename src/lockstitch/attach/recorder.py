@@ -4,8 +4,9 @@ Off, which it is until somebody asks, it costs each call a look at `RECORDER.is_
 counters has calls counted for some minutes more, so that who asks again finds what came in between;
 a question that records has spans kept for as long as it says.
 
-On, all that a call does is to leave a row (`attach.spans`) in a tray. Rows are counted, and put
-into the ring, some at a time: by a thread whose call is over, or by who asks.
+On, all that a call does is to note how long it took (`attach.traffic`), and, while somebody
+records, to leave a row (`attach.spans`) in a tray. Both are taken in some at a time: by a thread
+whose call is over, or by who asks.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ from lockstitch.interrupts import if_free
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lockstitch.attach.spans import Row
+    from lockstitch.attach.spans import Label, Row
+    from lockstitch.attach.traffic import NotedCall
     from lockstitch.attach.values import CallTraffic, Recording
+
+    Noted = tuple[Label, list[NotedCall]]
+    """What calls of one function and one peer are noted with: the label of their spans, and where
+    those are put that are to be counted."""
 
 COUNTED_SECONDS: Final = 150.0
 """So long calls are counted after a question: longer than Prometheus waits between two."""
 SETTLED_AT: Final = 256
-"""So many rows are taken in at a time: in less time than who waits meanwhile stays awake."""
+"""So many are taken in at a time: in less time than who waits meanwhile stays awake."""
 _MOST_WAITING: Final = 100_000
-"""So many rows may wait while whoever takes them in is held up."""
+"""So many may wait while whoever takes them in is held up."""
 
 
 class Recorder:
@@ -43,13 +49,15 @@ class Recorder:
     def __init__(self) -> None:
         self.is_on = False
         """Whether calls are counted or spans kept. Who is to note something looks here first."""
+        self.counts = False
+        """Whether calls are counted."""
         self.spans: SpanRing | None = None
         """Where spans go; None while nobody records."""
         self.rows: deque[Row] = deque()
-        """What has been noted and is to be taken in. Who adds to it calls `settle` where there are
-        `SETTLED_AT` of them; `note` does both."""
+        """Spans that have been noted and are to be taken in. Who adds to it, or to the calls of a
+        function, calls `settle` where there are `SETTLED_AT`; `note` and `note_call` do both."""
         self._traffic = Traffic()
-        self._counts_until: float | None = None
+        self._counts_until = 0.0
         self._recordings = 0
         self._lost = 0
         self._lock = threading.Lock()
@@ -65,7 +73,7 @@ class Recorder:
         with self._lock:
             self._take_in()
             self._counts_until = time.monotonic() + COUNTED_SECONDS
-            self.is_on = True
+            self.is_on = self.counts = True
 
     def counted(self, worker: str) -> tuple[CallTraffic, ...]:
         """Returns what has been counted of a worker of this process."""
@@ -103,7 +111,7 @@ class Recorder:
                 if not self._recordings:
                     RANGES.end()
                     self.spans = None
-                    self.is_on = self._counts_until is not None
+                    self.is_on = self.counts
 
     def record(self, seconds: float, most: int = MOST_SPANS) -> Recording:
         """Records for so long, and returns what came."""
@@ -132,33 +140,50 @@ class Recorder:
             now = time.monotonic()
             spans.add(kind, name, worker, begun, now, peer, number, 0.0, sent, received)
 
+    def noted(self, kind: str, name: str, worker: str, peer: str) -> Noted:
+        """Returns what calls are noted with whose spans are of that kind."""
+        label = (kind, name, worker, peer)
+        return label, self._traffic.series(label).calls
+
+    def note_call(
+        self, noted: Noted, seconds: float, sent: int, received: int, has_failed: bool
+    ) -> None:
+        """Has a call counted that has ended, if calls are."""
+        if self.counts:
+            calls = noted[1]
+            calls.append((seconds, sent, received, has_failed))
+            if len(calls) >= SETTLED_AT:
+                self.settle(calls)
+
     def note(self, row: Row) -> None:
-        """Has a span kept, if spans are, and its call counted, if it has one and calls are."""
+        """Has a span kept, if spans are."""
         rows = self.rows
         rows.append(row)
         if len(rows) >= SETTLED_AT:
             self.settle()
 
-    def settle(self) -> None:
-        """Takes in what has been noted; not while another thread does."""
+    def settle(self, calls: list[NotedCall] | None = None) -> None:
+        """Takes in what has been noted; not while another thread does. `calls`: those of which
+        there are enough."""
         if_free(self._lock, self._take_in)
         # Whoever takes in may be held up, by a signal's handler, say.
+        if calls is not None and len(calls) > _MOST_WAITING:
+            del calls[:-_MOST_WAITING]
         if len(self.rows) > _MOST_WAITING:
             if_free(self._dropping, self._drop)
 
     def _take_in(self) -> None:
         """Counts and keeps what has been noted. The caller has the lock."""
-        ring, until = self.spans, self._counts_until
+        ring = self.spans
         rows: list[Row] = []
         with contextlib.suppress(IndexError):  # some were dropped
             rows.extend(map(deque.popleft, repeat(self.rows, len(self.rows))))
         if ring is not None:
             ring.take(rows)
-        if until is not None:
-            self._traffic.count(rows)
-        if until is not None and time.monotonic() > until:
-            self._counts_until = None
-            self.is_on = ring is not None
+        if self.counts:
+            self._traffic.count_noted()
+            if time.monotonic() > self._counts_until:
+                self.counts, self.is_on = False, ring is not None
 
     def _drop(self) -> None:
         """Drops the oldest rows that wait. The caller has the lock for that."""
@@ -171,13 +196,12 @@ class Recorder:
         """Has calls counted no more."""
         with self._lock:
             self._take_in()
-            self._counts_until = None
-            self.is_on = self.spans is not None
+            self.counts, self.is_on = False, self.spans is not None
 
     def _forget(self) -> None:
         """A forked child counts and records for itself, when it is asked."""
         self._lock, self._dropping = threading.Lock(), threading.Lock()
-        self.is_on, self.spans, self._counts_until = False, None, None
+        self.is_on, self.counts, self.spans = False, False, None
         self._recordings = 0
         self.rows, self._traffic = deque(), Traffic()
         RANGES.end()

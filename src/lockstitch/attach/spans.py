@@ -69,11 +69,9 @@ KINDS: Final = {
 
 Label = tuple[str, str, str, str]
 """What spans have in common: their kind, name, worker and peer."""
-Row = tuple[Label, int, float, float, int, float, int, int, bool, float]
+Row = tuple[Label, int, float, float, int, float, int, int, bool]
 """A span as it is noted: its label, then `thread`, `start`, `end`, `number`, `at`, `sent`,
-`received` and `has_failed`, with times in seconds, and at last how long the call took that is
-counted with it (`attach.traffic`), or `NOT_COUNTED`."""
-NOT_COUNTED: Final = -1.0
+`received` and `has_failed`, with times in seconds."""
 _WIDTH: Final = 12
 _NANO: Final = 1e9
 
@@ -109,7 +107,7 @@ class SpanRing:
         self._note(
             (
                 (kind, name, worker, peer), get_ident(), start, end, number, at, sent, received,
-                has_failed, NOT_COUNTED,
+                has_failed,
             )
         )  # fmt: skip
 
@@ -134,7 +132,7 @@ def recording_of(rows: Iterable[Row], dropped: int, began_at: float) -> Recordin
     texts: dict[str, int] = {}
     numbers: list[int] = []
     for row in rows:
-        (kind, name, worker, peer), thread, start, end, number, at, sent, received, failed, _ = row
+        (kind, name, worker, peer), thread, start, end, number, at, sent, received, failed = row
         numbers += (
             texts.setdefault(kind, len(texts)),
             texts.setdefault(name, len(texts)),

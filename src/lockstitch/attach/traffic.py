@@ -1,23 +1,22 @@
 """Counts of calls by function and peer: how many, how long they take, how many bytes they bring.
 
-Calls are counted only while somebody looks (`attach.recorder`), by one thread at a time. Durations
-are counted in bins, ten to a power of ten (Renard's numbers), from which quantiles follow to within
-an eighth.
+Calls are counted only while somebody looks (`attach.recorder`). Each is noted when it is over, by
+whichever thread; what is noted is counted many at a time, by one thread at a time. Durations are
+counted in bins, ten to a power of ten (Renard's numbers), from which quantiles follow to within an
+eighth.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from typing import TYPE_CHECKING, Final, Literal
 
-from lockstitch.attach.spans import NOT_COUNTED
 from lockstitch.attach.values import CallTraffic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from lockstitch.attach.spans import Label, Row
+    from lockstitch.attach.spans import Label
 
 _STEPS: Final = (1.0, 1.25, 1.6, 2.0, 2.5, 3.15, 4.0, 5.0, 6.3, 8.0)
 BOUNDS: Final = tuple(float(f"{step}e{power}") for power in range(-6, 3) for step in _STEPS)
@@ -31,18 +30,31 @@ Role = Literal["made", "served"]
 _ROLES: Final[dict[str, Role]] = {
     "call": "made", "answer": "made", "serve": "served", "conclude": "served",
 }  # fmt: skip
-"""What a call is counted as that is noted with a span of such a kind."""
+"""What a call is counted as whose span is of such a kind."""
+
+NotedCall = tuple[float, int, int, bool]
+"""How many seconds a call has taken, the bytes it sent and received, and whether it failed."""
 
 
 class Series:
     """What is counted of one function and one peer."""
 
-    __slots__ = ("bins", "count", "failed", "received", "seconds", "sent")
+    __slots__ = ("bins", "calls", "count", "failed", "received", "seconds", "sent")
 
     def __init__(self) -> None:
+        self.calls: list[NotedCall] = []
+        """Those that are noted and not counted yet."""
         self.count = self.failed = self.sent = self.received = 0
         self.seconds = 0.0
         self.bins = [0] * (len(BOUNDS) + 1)
+
+    def count_noted(self) -> None:
+        """Counts what has been noted so far, while others go on noting."""
+        calls = self.calls
+        noted = calls[:]
+        del calls[: len(noted)]
+        if noted:
+            self.add(*zip(*noted, strict=True))
 
     def add(
         self,
@@ -74,9 +86,10 @@ class Traffic:
     def __repr__(self) -> str:
         return f"<Traffic · {len(self._series)} series>"
 
-    def series(self, worker: str, role: Role, function: str, peer: str) -> Series:
-        """Returns where the calls of a function are counted that a worker makes on a peer, or
-        serves for it."""
+    def series(self, label: Label) -> Series:
+        """Returns where the calls are counted whose spans have that label."""
+        kind, function, worker, peer = label
+        role = _ROLES[kind]
         key = (worker, role, function, peer)
         known = self._series.get(key)
         if known is not None:
@@ -85,15 +98,10 @@ class Traffic:
             key = (worker, role, OTHERS, peer)
         return self._series.setdefault(key, Series())
 
-    def count(self, rows: Iterable[Row]) -> None:
-        """Counts the calls that have ended, by the spans with which they were noted."""
-        by_label: defaultdict[Label, list[Row]] = defaultdict(list)
-        for row in rows:
-            if row[-1] != NOT_COUNTED:
-                by_label[row[0]].append(row)
-        for (kind, name, worker, peer), calls in by_label.items():
-            *_, sent, received, failed, seconds = zip(*calls, strict=True)
-            self.series(worker, _ROLES[kind], name, peer).add(seconds, sent, received, failed)
+    def count_noted(self) -> None:
+        """Counts what has been noted so far of all calls."""
+        for series in list(self._series.values()):
+            series.count_noted()
 
     def of(self, worker: str) -> tuple[CallTraffic, ...]:
         """Returns what has been counted of a worker."""
@@ -102,7 +110,7 @@ class Traffic:
                 role, function, peer, each.count, each.failed, each.seconds, each.sent,
                 each.received, _trimmed(each.bins),
             )
-            for (whose, role, function, peer), each in self._series.items()
+            for (whose, role, function, peer), each in list(self._series.items())
             if whose == worker and each.count
         )  # fmt: skip
 

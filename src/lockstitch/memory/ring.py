@@ -125,7 +125,12 @@ class RingWriter(Ring):
         tail = self._tail + len(frame)
         if tail - words[HEAD] > self.capacity:
             return False
-        self.store(self._tail, frame)
+        start = self._tail % self.capacity
+        end = start + len(frame)
+        if end <= self.capacity:  # as `store` would, and sooner
+            self._data[start:end] = frame
+        else:
+            self.store(self._tail, frame)
         self.is_doubtful = True
         words[TAIL] = self._tail = tail
         if not self.doorbell.reason(SLEEPS) or words[HEAD] == tail:  # `is_noticed`, a call less

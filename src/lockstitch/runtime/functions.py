@@ -24,7 +24,7 @@ from lockstitch.wire.unpickling import missing_here
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.attach.spans import Label
+    from lockstitch.attach.recorder import Noted
     from lockstitch.trust.registry import Registry
 
 BY_VALUE: Final = 0
@@ -138,8 +138,8 @@ class OutgoingFunctions:
         self.sent: dict[Callable[..., Any], int] = {}
         self.estimates: dict[int, DurationEstimate] = {}
         """How long their answers are waited for, by number."""
-        self.called_as: dict[object, Label] = {}
-        """What spans of calls of them have in common, of those that somebody has looked at."""
+        self.noted: dict[object, Noted] = {}
+        """What calls of them are noted with, of those that somebody has looked at."""
         self.defining = threading.Lock()
 
     def define(self, function: Callable[..., Any]) -> tuple[int, bytes | None]:
@@ -172,13 +172,13 @@ class KnownFunction:
     few runs of the streak. Far slower costs all of it.
     """
 
-    __slots__ = ("function", "qualified", "served_as", "short_streak", "streak")
+    __slots__ = ("function", "noted", "qualified", "short_streak", "streak")
 
     def __init__(self, qualified: str) -> None:
         self.qualified = qualified
         self.function: Callable[..., Any] | None = None
-        self.served_as: Label | None = None
-        """What spans of requests of it have in common, once somebody has looked on."""
+        self.noted: Noted | None = None
+        """What requests of it are noted with, once somebody has looked on."""
         self.streak = self.short_streak = 0
 
     @property

@@ -17,7 +17,7 @@ from lockstitch.errors import RemoteProtocolError
 from lockstitch.runtime.duplicate_filter import DuplicateFilter
 from lockstitch.runtime.functions import BY_VALUE, TO_HERE, KnownFunction
 from lockstitch.runtime.invocation import Invocation
-from lockstitch.runtime.observing import NotedInvocation
+from lockstitch.runtime.observing import RecordedInvocation
 from lockstitch.transport.placement import Placement
 from lockstitch.transport.spin import Spinner
 from lockstitch.wire.authentication import FrameAuthenticator
@@ -72,7 +72,7 @@ class Requests:
                 known = self._kinds[cls] = KnownFunction(TO_HERE if cls is Fetch else cls.__name__)
         else:
             return None
-        kind = NotedInvocation if RECORDER.is_on else Invocation
+        kind = Invocation if RECORDER.spans is None else RecordedInvocation
         return kind(self.serving, self, message, known)
 
     def _new_function(self, number: int, definition: bytes | None) -> KnownFunction:

@@ -16,10 +16,12 @@ from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from lockstitch.attach.recorder import RECORDER, SETTLED_AT
 from lockstitch.devices.streams import side_streams, wait_for
 from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
+from lockstitch.runtime.packing import item_bytes, payload_bytes
 from lockstitch.torch_internals.calls import PlainFuture
 from lockstitch.wire.encodings import CARRY_OWN, PICKLE, UnpickleSession
 from lockstitch.wire.messages import Failure, Fetch, Payload, RemoteCall, Reply
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import FrameType
 
+    from lockstitch.attach.recorder import Noted
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.duplicate_filter import DuplicateFilter
     from lockstitch.runtime.event_loop import Running
@@ -72,8 +75,8 @@ class Asker(Protocol):
 
 
 class Invocation:
-    """See the module. Exactly one of `reply` and `fail` is called in the end. For one that notes
-    what it does see `runtime.observing`."""
+    """See the module. Exactly one of `reply` and `fail` is called in the end. For one that is
+    recorded see `runtime.observing`."""
 
     __slots__ = (
         "_core",
@@ -87,6 +90,7 @@ class Invocation:
         "message",
         "since",
         "stitch",
+        "tensor_bytes",
         "thread",
     )
 
@@ -105,6 +109,8 @@ class Invocation:
         self.expires = None if timeout is None else self.since + timeout
         self.thread: int | None = None
         self.is_parked = False
+        self.tensor_bytes = 0
+        """The size of the tensors that it has brought, where somebody looks on."""
         self._coroutine: Running | None = None
 
     def __repr__(self) -> str:
@@ -175,8 +181,11 @@ class Invocation:
         """The function and its arguments; received tensors are stitched onto the graph."""
         message = self.message
         body: Payload = message.body  # type: ignore[attr-defined]
-        if body.items and self.stitch is None:
-            self._serving.values.note_unstitched(body.items, self._origin)
+        if body.items:
+            if RECORDER.is_on:
+                self.tensor_bytes = sum(map(item_bytes, body.items))
+            if self.stitch is None:
+                self._serving.values.note_unstitched(body.items, self._origin)
         value = self._serving.values.unpack_from(body, self.stitch, self.caller, session)
         if type(body.items) is list:
             body.items.clear()  # nobody but the function shall keep them
@@ -397,6 +406,24 @@ class Invocation:
             self._requests.reply(message)
         except ConnectionError:
             self._core.note("reply.undeliverable", repr(self))
+        if RECORDER.counts:  # now that it has left
+            body, received = message.body, self.tensor_bytes
+            asked: Payload | None = getattr(self.message, "body", None)
+            if asked is not None:
+                received += len(asked.stream)
+            sent = payload_bytes(body) if body.items else len(body.stream)
+            seconds, has_failed = self._core.now() - self.since, type(message) is Failure
+            calls = (self.known.noted or self._noted())[1]
+            calls.append((seconds, sent, received, has_failed))
+            if len(calls) >= SETTLED_AT:
+                RECORDER.settle(calls)
+
+    def _noted(self) -> Noted:
+        noted = self.known.noted
+        if noted is None:
+            worker, caller = self._core.info.name, self._requests.peer.name
+            noted = self.known.noted = RECORDER.noted("serve", self.what, worker, caller)
+        return noted
 
 
 _UNBOUNDED: Final[AbstractContextManager[None]] = contextlib.nullcontext()

@@ -13,7 +13,9 @@ from lockstitch.attach.spans import spans_of
 
 
 def call(recorder: Recorder) -> None:
-    recorder.note((("call", "f", "w", "ps"), 1, 1.0, 2.0, 7, 0.0, 0, 0, False, 1.0))
+    recorder.note_call(recorder.noted("call", "f", "w", "ps"), 1.0, 0, 0, has_failed=False)
+    if recorder.spans is not None:
+        recorder.note((("call", "f", "w", "ps"), 1, 1.0, 2.0, 7, 0.0, 0, 0, False))
 
 
 def test_it_is_off_until_somebody_asks() -> None:
@@ -101,19 +103,26 @@ def test_threads_note_at_once_and_nothing_is_lost() -> None:
 def test_what_waits_is_taken_in_before_there_is_much_of_it() -> None:
     recorder = Recorder()
     recorder.count()
-    for _ in range(10 * module.SETTLED_AT):
-        call(recorder)
-        assert len(recorder.rows) < module.SETTLED_AT
+    _, calls = recorder.noted("call", "f", "w", "ps")
+    with recorder.recording():
+        for _ in range(10 * module.SETTLED_AT):
+            call(recorder)
+            assert len(calls) < module.SETTLED_AT
+            assert len(recorder.rows) < module.SETTLED_AT
 
 
-def test_what_comes_while_rows_cannot_be_taken_in_is_bounded_and_counted(monkeypatch) -> None:
+def test_what_comes_while_nothing_can_be_taken_in_is_bounded_and_spans_are_counted(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(module, "_MOST_WAITING", 300)
     recorder = Recorder()
+    recorder.count()
     with recorder.recording() as recorded:
         with recorder._lock:
             for _ in range(1000):
                 call(recorder)
             assert len(recorder.rows) == 300
+            assert len(recorder.noted("call", "f", "w", "ps")[1]) == 300
         recording = recorded()
     assert len(list(spans_of(recording))) == 300
     assert recording.dropped == 700

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstitch.attach.spans import NOT_COUNTED
 from lockstitch.attach.traffic import BOUNDS, MOST_SERIES, OTHERS, Traffic, growth, quantile
 
 
 def test_counts_are_those_of_each_function_and_peer() -> None:
     traffic = Traffic()
-    traffic.series("w", "made", "f", "ps").add([0.25], [100], [7], [False])
-    traffic.series("w", "made", "f", "ps").add([0.5], [100], [0], [True])
-    traffic.series("w", "served", "f", "ps").add([0.125], [1], [2], [False])
-    traffic.series("other", "made", "f", "ps").add([1.0], [1], [1], [False])
+    traffic.series(("call", "f", "w", "ps")).add([0.25], [100], [7], [False])
+    traffic.series(("call", "f", "w", "ps")).add([0.5], [100], [0], [True])
+    traffic.series(("serve", "f", "w", "ps")).add([0.125], [1], [2], [False])
+    traffic.series(("call", "f", "other", "ps")).add([1.0], [1], [1], [False])
     made, served = traffic.of("w")
     assert (made.role, made.function, made.peer) == ("made", "f", "ps")
     assert (made.count, made.failed, made.seconds) == (2, 1, 0.75)
@@ -32,7 +31,7 @@ def test_a_quantile_is_that_of_the_durations_to_within_a_bin(
 ) -> None:
     traffic = Traffic()
     for each in durations:
-        traffic.series("w", "made", "f", "ps").add([each], [0], [0], [False])
+        traffic.series(("call", "f", "w", "ps")).add([each], [0], [0], [False])
     found = quantile(traffic.of("w")[0].bins, share)
     exact = sorted(durations)[math.ceil(share * len(durations)) - 1]
     assert found is not None
@@ -46,9 +45,9 @@ def test_there_is_no_quantile_of_nothing_and_what_is_above_all_bounds_is_the_las
 
 def test_growth_is_what_came_since() -> None:
     traffic = Traffic()
-    traffic.series("w", "made", "f", "ps").add([0.25], [100], [7], [False])
+    traffic.series(("call", "f", "w", "ps")).add([0.25], [100], [7], [False])
     (before,) = traffic.of("w")
-    traffic.series("w", "made", "f", "ps").add([2.0], [50], [3], [True])
+    traffic.series(("call", "f", "w", "ps")).add([2.0], [50], [3], [True])
     (now,) = traffic.of("w")
     grown = growth(now, before)
     assert (grown.count, grown.failed, grown.seconds) == (1, 1, 2.0)
@@ -57,13 +56,15 @@ def test_growth_is_what_came_since() -> None:
     assert growth(before, now) == before  # the worker has begun anew
 
 
-def test_a_call_is_counted_by_the_span_with_which_it_was_noted() -> None:
+def test_calls_are_noted_by_the_label_of_their_spans_and_counted_once() -> None:
     traffic = Traffic()
-    spans = [("call", False, 0.25), ("answer", True, 0.25), ("serve", False, 2.0)]
-    traffic.count(
-        ((kind, "f", "w", "ps"), 1, 1.0, 2.0, 7, 0.0, 100, 7, has_failed, seconds)
-        for kind, has_failed, seconds in [*spans, ("send", False, NOT_COUNTED)]
-    )
+    for kind, has_failed, seconds in [
+        ("call", False, 0.25), ("answer", True, 0.25), ("serve", False, 2.0)
+    ]:  # fmt: skip
+        traffic.series((kind, "f", "w", "ps")).calls.append((seconds, 100, 7, has_failed))
+    assert traffic.of("w") == ()
+    for _ in range(2):
+        traffic.count_noted()
     made, served = traffic.of("w")
     assert (made.role, made.function, made.peer) == ("made", "f", "ps")
     assert (made.count, made.failed, made.seconds) == (2, 1, 0.5)
@@ -75,7 +76,7 @@ def test_a_call_is_counted_by_the_span_with_which_it_was_noted() -> None:
 def test_functions_without_number_are_counted_together() -> None:
     traffic = Traffic()
     for number in range(MOST_SERIES + 10):
-        traffic.series("w", "made", f"f{number}", "ps").add([0.25], [0], [0], [False])
+        traffic.series(("call", f"f{number}", "w", "ps")).add([0.25], [0], [0], [False])
     told = {each.function: each.count for each in traffic.of("w")}
     assert len(told) == MOST_SERIES + 1
     assert told[OTHERS] == 10
