@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lockstitch.attach.spans import Label, Row
-    from lockstitch.attach.traffic import NotedCall
+    from lockstitch.attach.traffic import Series
     from lockstitch.attach.values import CallTraffic, Recording
 
-    Noted = tuple[Label, list[NotedCall]]
+    Noted = tuple[Label, Series]
     """What calls of one function and one peer are noted with: the label of their spans, and where
     those are put that are to be counted."""
 
@@ -143,17 +143,17 @@ class Recorder:
     def noted(self, kind: str, name: str, worker: str, peer: str) -> Noted:
         """Returns what calls are noted with whose spans are of that kind."""
         label = (kind, name, worker, peer)
-        return label, self._traffic.series(label).calls
+        return label, self._traffic.series(label)
 
     def note_call(
         self, noted: Noted, seconds: float, sent: int, received: int, has_failed: bool
     ) -> None:
         """Has a call counted that has ended, if calls are."""
         if self.counts:
-            calls = noted[1]
-            calls.append((seconds, sent, received, has_failed))
-            if len(calls) >= SETTLED_AT:
-                self.settle(calls)
+            series = noted[1]
+            series.note(seconds, sent, received, has_failed=has_failed)
+            if len(series.seconds) >= SETTLED_AT:
+                self.settle(series)
 
     def note(self, row: Row) -> None:
         """Has a span kept, if spans are."""
@@ -162,13 +162,13 @@ class Recorder:
         if len(rows) >= SETTLED_AT:
             self.settle()
 
-    def settle(self, calls: list[NotedCall] | None = None) -> None:
-        """Takes in what has been noted; not while another thread does. `calls`: those of which
-        there are enough."""
+    def settle(self, series: Series | None = None) -> None:
+        """Takes in what has been noted; not while another thread does. `series`: the one in which
+        there is enough."""
         if_free(self._lock, self._take_in)
         # Whoever takes in may be held up, by a signal's handler, say.
-        if calls is not None and len(calls) > _MOST_WAITING:
-            del calls[:-_MOST_WAITING]
+        if series is not None and len(series.seconds) > _MOST_WAITING:
+            series.drop_all_but(_MOST_WAITING)
         if len(self.rows) > _MOST_WAITING:
             if_free(self._dropping, self._drop)
 

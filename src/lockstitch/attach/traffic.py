@@ -8,8 +8,10 @@ eighth.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final, Literal
+from array import array
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy
 
 from lockstitch.attach.values import CallTraffic
 
@@ -22,6 +24,7 @@ _STEPS: Final = (1.0, 1.25, 1.6, 2.0, 2.5, 3.15, 4.0, 5.0, 6.3, 8.0)
 BOUNDS: Final = tuple(float(f"{step}e{power}") for power in range(-6, 3) for step in _STEPS)
 """The upper bounds of the bins, in seconds, from a microsecond to 800 s; one bin more has what is
 above the last."""
+_BOUNDS: Final = numpy.array(BOUNDS)
 MOST_SERIES: Final = 1000
 OTHERS: Final = "other functions"
 """Stands for all functions that come when so many series are counted already."""
@@ -32,49 +35,56 @@ _ROLES: Final[dict[str, Role]] = {
 }  # fmt: skip
 """What a call is counted as whose span is of such a kind."""
 
-NotedCall = tuple[float, int, int, bool]
-"""How many seconds a call has taken, the bytes it sent and received, and whether it failed."""
-
 
 class Series:
-    """What is counted of one function and one peer."""
+    """What is counted of one function and one peer.
 
-    __slots__ = ("bins", "calls", "count", "failed", "received", "seconds", "sent")
+    A call is noted by adding to the columns: how long it took, the bytes it sent and received, and
+    whether it failed. Each column is summed up by itself, so that threads may add at once, without
+    a lock.
+    """
+
+    __slots__ = (
+        "bins", "count", "failed", "failures", "received", "received_bytes", "seconds", "sent",
+        "sent_bytes", "total_seconds",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.calls: list[NotedCall] = []
-        """Those that are noted and not counted yet."""
-        self.count = self.failed = self.sent = self.received = 0
-        self.seconds = 0.0
-        self.bins = [0] * (len(BOUNDS) + 1)
+        self.seconds, self.sent, self.received = array("d"), array("q"), array("q")
+        self.failures = array("b")
+        self.count = self.failed = self.sent_bytes = self.received_bytes = 0
+        self.total_seconds = 0.0
+        self.bins = numpy.zeros(len(BOUNDS) + 1, dtype=numpy.int64)
+
+    def note(self, seconds: float, sent: int, received: int, *, has_failed: bool) -> None:
+        """Notes a call that has ended."""
+        self.seconds.append(seconds)
+        self.sent.append(sent)
+        self.received.append(received)
+        if has_failed:
+            self.failures.append(1)
 
     def count_noted(self) -> None:
         """Counts what has been noted so far, while others go on noting."""
-        calls = self.calls
-        noted = calls[:]
-        del calls[: len(noted)]
-        if noted:
-            self.add(*zip(*noted, strict=True))
-
-    def add(
-        self,
-        seconds: Sequence[float],
-        sent: Sequence[int],
-        received: Sequence[int],
-        failed: Sequence[bool],
-    ) -> None:
-        """Counts calls that have taken so long."""
+        seconds = _taken(self.seconds)
         self.count += len(seconds)
-        self.seconds += sum(seconds)
-        self.sent += sum(sent)
-        self.received += sum(received)
-        self.failed += sum(failed)
-        ordered, first = sorted(seconds), 0  # a search for each would take longer than all the rest
-        while first < len(ordered):
-            place = bisect_left(BOUNDS, ordered[first])
-            end = bisect_right(ordered, BOUNDS[place]) if place < len(BOUNDS) else len(ordered)
-            self.bins[place] += end - first
-            first = end
+        self.total_seconds += float(seconds.sum())
+        self.sent_bytes += int(_taken(self.sent).sum())
+        self.received_bytes += int(_taken(self.received).sum())
+        self.failed += len(_taken(self.failures))
+        self.bins += numpy.bincount(_BOUNDS.searchsorted(seconds), minlength=len(self.bins))
+
+    def drop_all_but(self, most: int) -> None:
+        """Drops the oldest of what is noted and not counted."""
+        for column in (self.seconds, self.sent, self.received):
+            del column[:-most]
+
+
+def _taken(column: array[Any]) -> numpy.ndarray[Any, Any]:
+    """Takes out what is in a column; a copy, for a column cannot grow while an array looks at it"""
+    taken = column[:]
+    del column[: len(taken)]
+    return numpy.frombuffer(taken, dtype=taken.typecode)
 
 
 class Traffic:
@@ -101,18 +111,23 @@ class Traffic:
     def count_noted(self) -> None:
         """Counts what has been noted so far of all calls."""
         for series in list(self._series.values()):
-            series.count_noted()
+            if series.seconds:
+                series.count_noted()
 
     def of(self, worker: str) -> tuple[CallTraffic, ...]:
         """Returns what has been counted of a worker."""
-        return tuple(
-            CallTraffic(
-                role, function, peer, each.count, each.failed, each.seconds, each.sent,
-                each.received, _trimmed(each.bins),
-            )
-            for (whose, role, function, peer), each in list(self._series.items())
-            if whose == worker and each.count
-        )  # fmt: skip
+        told = []
+        for (whose, role, function, peer), each in list(self._series.items()):
+            if whose == worker:
+                each.count_noted()
+                if each.count:
+                    told.append(
+                        CallTraffic(
+                            role, function, peer, each.count, each.failed, each.total_seconds,
+                            each.sent_bytes, each.received_bytes, _trimmed(each.bins.tolist()),
+                        )
+                    )  # fmt: skip
+        return tuple(told)
 
 
 def quantile(bins: Sequence[int], share: float) -> float | None:

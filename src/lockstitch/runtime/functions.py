@@ -128,6 +128,17 @@ def resolve(qualified: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+class CallEstimate(DurationEstimate):
+    """How long answers to calls of one function are waited for."""
+
+    __slots__ = ("noted",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: Noted | None = None
+        """What these calls are noted with, once somebody has looked on."""
+
+
 class OutgoingFunctions:
     """The numbers that one connection's receiver knows. A definition is sent while holding
     `defining`, since it must leave before any use of its number. After `limit` of them, and for all
@@ -136,10 +147,8 @@ class OutgoingFunctions:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.sent: dict[Callable[..., Any], int] = {}
-        self.estimates: dict[int, DurationEstimate] = {}
+        self.estimates: dict[int, CallEstimate] = {}
         """How long their answers are waited for, by number."""
-        self.noted: dict[object, Noted] = {}
-        """What calls of them are noted with, of those that somebody has looked at."""
         self.defining = threading.Lock()
 
     def define(self, function: Callable[..., Any]) -> tuple[int, bytes | None]:
@@ -161,7 +170,7 @@ class OutgoingFunctions:
         """The definition has left: from now on the number alone will do."""
         if number > 0:
             self.sent[function] = number
-            self.estimates[number] = DurationEstimate()
+            self.estimates[number] = CallEstimate()
 
 
 class KnownFunction:

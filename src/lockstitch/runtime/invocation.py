@@ -110,7 +110,6 @@ class Invocation:
         self.thread: int | None = None
         self.is_parked = False
         self.tensor_bytes = 0
-        """The size of the tensors that it has brought, where somebody looks on."""
         self._coroutine: Running | None = None
 
     def __repr__(self) -> str:
@@ -406,17 +405,21 @@ class Invocation:
             self._requests.reply(message)
         except ConnectionError:
             self._core.note("reply.undeliverable", repr(self))
-        if RECORDER.counts:  # now that it has left
-            body, received = message.body, self.tensor_bytes
-            asked: Payload | None = getattr(self.message, "body", None)
-            if asked is not None:
-                received += len(asked.stream)
-            sent = payload_bytes(body) if body.items else len(body.stream)
-            seconds, has_failed = self._core.now() - self.since, type(message) is Failure
-            calls = (self.known.noted or self._noted())[1]
-            calls.append((seconds, sent, received, has_failed))
-            if len(calls) >= SETTLED_AT:
-                RECORDER.settle(calls)
+        if RECORDER.counts:  # now that it has left; like `RECORDER.note_call`
+            seconds = self._core.now() - self.since
+            _, stream, items = message.body
+            try:
+                received = len(self.message.body.stream) + self.tensor_bytes  # type: ignore[attr-defined]
+            except AttributeError:  # it has no values
+                received = 0
+            series = (self.known.noted or self._noted())[1]
+            series.seconds.append(seconds)
+            series.sent.append(payload_bytes(message.body) if items else len(stream))
+            series.received.append(received)
+            if type(message) is Failure:
+                series.failures.append(1)
+            if len(series.seconds) >= SETTLED_AT:
+                RECORDER.settle(series)
 
     def _noted(self) -> Noted:
         noted = self.known.noted

@@ -73,14 +73,17 @@ class RecordedInvocation(Invocation):
     def _note(self, kind: str, begun: float) -> None:
         """Notes that it has held this thread."""
         ended, answer, label = self._core.now(), self._answer, self._noted()[0]
-        at, sent = 0.0, 0
+        at, sent, received = 0.0, 0, self.tensor_bytes
         if answer is not None:
             at, sent, self._answer = self._answered_at, payload_bytes(answer.body), None
         if kind != "serve":
             label = (kind, *label[1:])
         number: int = self.message.request  # type: ignore[attr-defined]
+        body: Payload | None = getattr(self.message, "body", None)
+        if body is not None:
+            received += len(body.stream)
         RECORDER.note(
-            (label, get_ident(), begun, ended, number, at, sent, self._received_bytes(),
+            (label, get_ident(), begun, ended, number, at, sent, received,
              type(answer) is Failure)
         )  # fmt: skip
 
@@ -88,7 +91,3 @@ class RecordedInvocation(Invocation):
         self._answered_at = self._core.now()
         Invocation._send(self, message)
         self._answer = message
-
-    def _received_bytes(self) -> int:
-        body: Payload | None = getattr(self.message, "body", None)
-        return self.tensor_bytes + (0 if body is None else len(body.stream))

@@ -20,10 +20,10 @@ from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import RpcTimeoutError
 from lockstitch.interrupts import if_free
 from lockstitch.modes import are_plain, in_plain_modes, plain_modes
-from lockstitch.runtime.functions import BY_VALUE, TO_HERE, name_of
+from lockstitch.runtime.functions import BY_VALUE, TO_HERE, CallEstimate, name_of
 from lockstitch.runtime.inherited import INHERITED, refuse_to_block
 from lockstitch.runtime.observing import note_sent
-from lockstitch.runtime.packing import item_bytes, payload_bytes
+from lockstitch.runtime.packing import item_bytes
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.wire.messages import Call, Message, Payload, SharedPayload
 from lockstitch.wire.pickling import pack_arguments
@@ -181,22 +181,26 @@ class Outgoing:
             raise
         has_failed, received, answer = True, 0, pending.answer
         if answer is not None:  # before its tensors are taken out
-            body: Payload = answer.body  # type: ignore[attr-defined]
-            received = payload_bytes(body) if body.items else len(body.stream)
+            _, stream, items = answer.body  # type: ignore[attr-defined]
+            received = len(stream) + sum(map(item_bytes, items)) if items else len(stream)
         try:
             value = self._result(pending, channel.peer.worker)
             has_failed = False
             return value
         finally:
-            end, since, sent = self._now(), pending.since, pending.sent
-            noted = channel.functions.noted.get(pending.what) if pending.estimate else None
+            end, since, sent, estimate = self._now(), pending.since, pending.sent, pending.estimate
+            noted = estimate.noted if type(estimate) is CallEstimate else None
             if noted is None:
                 noted = self._noted(channel, pending)
-            if RECORDER.counts:
-                calls = noted[1]
-                calls.append((end - since, sent, received, has_failed))
-                if len(calls) >= SETTLED_AT:
-                    RECORDER.settle(calls)
+            if RECORDER.counts:  # like `RECORDER.note_call`
+                series = noted[1]
+                series.seconds.append(end - since)
+                series.sent.append(sent)
+                series.received.append(received)
+                if has_failed:
+                    series.failures.append(1)
+                if len(series.seconds) >= SETTLED_AT:
+                    RECORDER.settle(series)
             if RECORDER.spans is not None:
                 rows = RECORDER.rows
                 rows.append(
@@ -206,10 +210,10 @@ class Outgoing:
                     RECORDER.settle()
 
     def _noted(self, channel: Channel, pending: Pending) -> Noted:
-        what = pending.what
-        noted = RECORDER.noted("call", name_of(what), self._core.info.name, channel.peer.name)
-        if pending.estimate is not None:  # it has a number, and so is held by a module
-            channel.functions.noted[what] = noted
+        name, peer = name_of(pending.what), channel.peer.name
+        noted = RECORDER.noted("call", name, self._core.info.name, peer)
+        if type(pending.estimate) is CallEstimate:
+            pending.estimate.noted = noted
         return noted
 
     @in_plain_modes

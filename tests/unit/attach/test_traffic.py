@@ -13,10 +13,10 @@ from lockstitch.attach.traffic import BOUNDS, MOST_SERIES, OTHERS, Traffic, grow
 
 def test_counts_are_those_of_each_function_and_peer() -> None:
     traffic = Traffic()
-    traffic.series(("call", "f", "w", "ps")).add([0.25], [100], [7], [False])
-    traffic.series(("call", "f", "w", "ps")).add([0.5], [100], [0], [True])
-    traffic.series(("serve", "f", "w", "ps")).add([0.125], [1], [2], [False])
-    traffic.series(("call", "f", "other", "ps")).add([1.0], [1], [1], [False])
+    traffic.series(("call", "f", "w", "ps")).note(0.25, 100, 7, has_failed=False)
+    traffic.series(("call", "f", "w", "ps")).note(0.5, 100, 0, has_failed=True)
+    traffic.series(("serve", "f", "w", "ps")).note(0.125, 1, 2, has_failed=False)
+    traffic.series(("call", "f", "other", "ps")).note(1.0, 1, 1, has_failed=False)
     made, served = traffic.of("w")
     assert (made.role, made.function, made.peer) == ("made", "f", "ps")
     assert (made.count, made.failed, made.seconds) == (2, 1, 0.75)
@@ -31,7 +31,7 @@ def test_a_quantile_is_that_of_the_durations_to_within_a_bin(
 ) -> None:
     traffic = Traffic()
     for each in durations:
-        traffic.series(("call", "f", "w", "ps")).add([each], [0], [0], [False])
+        traffic.series(("call", "f", "w", "ps")).note(each, 0, 0, has_failed=False)
     found = quantile(traffic.of("w")[0].bins, share)
     exact = sorted(durations)[math.ceil(share * len(durations)) - 1]
     assert found is not None
@@ -45,9 +45,9 @@ def test_there_is_no_quantile_of_nothing_and_what_is_above_all_bounds_is_the_las
 
 def test_growth_is_what_came_since() -> None:
     traffic = Traffic()
-    traffic.series(("call", "f", "w", "ps")).add([0.25], [100], [7], [False])
+    traffic.series(("call", "f", "w", "ps")).note(0.25, 100, 7, has_failed=False)
     (before,) = traffic.of("w")
-    traffic.series(("call", "f", "w", "ps")).add([2.0], [50], [3], [True])
+    traffic.series(("call", "f", "w", "ps")).note(2.0, 50, 3, has_failed=True)
     (now,) = traffic.of("w")
     grown = growth(now, before)
     assert (grown.count, grown.failed, grown.seconds) == (1, 1, 2.0)
@@ -61,8 +61,7 @@ def test_calls_are_noted_by_the_label_of_their_spans_and_counted_once() -> None:
     for kind, has_failed, seconds in [
         ("call", False, 0.25), ("answer", True, 0.25), ("serve", False, 2.0)
     ]:  # fmt: skip
-        traffic.series((kind, "f", "w", "ps")).calls.append((seconds, 100, 7, has_failed))
-    assert traffic.of("w") == ()
+        traffic.series((kind, "f", "w", "ps")).note(seconds, 100, 7, has_failed=has_failed)
     for _ in range(2):
         traffic.count_noted()
     made, served = traffic.of("w")
@@ -76,7 +75,7 @@ def test_calls_are_noted_by_the_label_of_their_spans_and_counted_once() -> None:
 def test_functions_without_number_are_counted_together() -> None:
     traffic = Traffic()
     for number in range(MOST_SERIES + 10):
-        traffic.series(("call", f"f{number}", "w", "ps")).add([0.25], [0], [0], [False])
+        traffic.series(("call", f"f{number}", "w", "ps")).note(0.25, 0, 0, has_failed=False)
     told = {each.function: each.count for each in traffic.of("w")}
     assert len(told) == MOST_SERIES + 1
     assert told[OTHERS] == 10

@@ -16,8 +16,8 @@ from tests.unit.observe.jobs import job
 def counted(*durations: float, function: str = "m:f") -> Traffic:
     traffic = Traffic()
     for seconds in durations:
-        traffic.series(("call", function, "w", "ps")).add([seconds], [100], [50], [seconds > 5])
-        traffic.series(("serve", function, "w", "ps")).add([seconds], [100], [50], [False])
+        traffic.series(("call", function, "w", "ps")).note(seconds, 100, 50, has_failed=seconds > 5)
+        traffic.series(("serve", function, "w", "ps")).note(seconds, 100, 50, has_failed=False)
     return traffic
 
 
@@ -44,8 +44,8 @@ def test_what_ended_while_the_workers_were_looked_at() -> None:
 def test_what_ended_since_an_earlier_look() -> None:
     traffic = counted(0.1, 0.1)
     before = looked(traffic, 10.0)
-    traffic.series(("call", "m:g", "w", "ps")).add([1.0], [8], [4], [False])
-    traffic.series(("call", "m:f", "w", "ps")).add([1.0], [8], [4], [False])
+    traffic.series(("call", "m:g", "w", "ps")).note(1.0, 8, 4, has_failed=False)
+    traffic.series(("call", "m:f", "w", "ps")).note(1.0, 8, 4, has_failed=False)
     found = calls(looked(traffic, 12.0), before)
     assert found.seconds == 2.0
     assert found.edges[0].calls_per_second == 1.0

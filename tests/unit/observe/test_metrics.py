@@ -109,8 +109,8 @@ def test_of_a_job_that_has_ended_there_are_none(
 def test_calls_are_histograms_by_function_and_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = Traffic()
     for seconds in (1e-6, 0.0011, 0.0011, 0.3, 1000.0):
-        traffic.series(("call", "m:f", "w", "ps")).add([seconds], [100], [7], [seconds > 500])
-    traffic.series(("serve", "m:g", "w", "ps")).add([0.5], [1], [2], [False])
+        traffic.series(("call", "m:f", "w", "ps")).note(seconds, 100, 7, has_failed=seconds > 500)
+    traffic.series(("serve", "m:g", "w", "ps")).note(0.5, 1, 2, has_failed=False)
     worker = WorkerReport("ps", 0, traffic=traffic.of("w"))
     whole = job(process(10, workers=(worker,), rank="0"))
     monkeypatch.setattr(looking, "status", lambda _wanted, rate_seconds: whole)

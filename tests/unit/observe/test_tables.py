@@ -87,7 +87,7 @@ def test_sizes(count: float, text: str) -> None:
 def called() -> WorkerReport:
     traffic = Traffic()
     for _ in range(5):
-        traffic.series(("call", "m:f", "w", "ps")).add([0.02], [1000], [500], [True])
+        traffic.series(("call", "m:f", "w", "ps")).note(0.02, 1000, 500, has_failed=True)
     recent = traffic.of("w")
     return WorkerReport("w", 0, traffic=recent, recent=recent, recent_seconds=0.5)
 
