@@ -11,6 +11,7 @@ import torch
 from lockstitch import rpc
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.spans import spans_of
+from lockstitch.attach.traffic import growth
 from lockstitch.observe.flows import find_flows
 from lockstitch.rpc.functions import async_execution
 from lockstitch.testing import LocalCluster
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lockstitch.attach.spans import Span
+    from lockstitch.attach.values import CallTraffic
 
 
 def fail() -> None:
@@ -99,6 +101,35 @@ def test_sums_of_spans_are_what_is_counted(cluster) -> None:
             seconds = sum(s.end - (s.at or s.start) for s in ours) / 1e9
             assert each.seconds - (earlier.seconds if earlier else 0) == pytest.approx(seconds)
     assert ("made", "to_here", "worker1") in counted
+
+
+def test_both_ends_count_a_call_with_its_bytes(cluster) -> None:
+    RECORDER.count()
+    before = {(each.role, each.function): each for each in everything()}
+    rpc.rpc_sync("worker1", torch.add, (torch.ones(1000), 1))
+    rpc.rpc_async("worker1", torch.add, (torch.ones(1000), 1)).wait()
+    with pytest.raises(RuntimeError):
+        rpc.rpc_sync("worker1", torch.add, (torch.ones(1000), torch.ones(3)))
+
+    def grown() -> dict[str, CallTraffic]:
+        return {
+            each.role: growth(each, before.get((each.role, each.function)))
+            for each in everything()
+            if each.function.endswith(":add")
+        }
+
+    for _ in range(100):  # the callee may still be busy with what follows its answer
+        if "served" in grown() and grown()["served"].count == 3:
+            break
+        rpc.rpc_sync("worker1", abs, (-1,))
+    made, served = grown()["made"], grown()["served"]
+    assert (made.count, made.failed) == (served.count, served.failed) == (3, 1)
+    assert 12_000 <= made.sent == served.received < 12_600
+    assert 8_000 <= made.received == served.sent < 12_000
+
+
+def everything() -> tuple[CallTraffic, ...]:
+    return (*RECORDER.counted("worker0"), *RECORDER.counted("worker1"))
 
 
 def time_out() -> None:
