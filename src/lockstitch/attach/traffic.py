@@ -16,7 +16,7 @@ import numpy
 from lockstitch.attach.values import CallTraffic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from lockstitch.attach.spans import Label
 
