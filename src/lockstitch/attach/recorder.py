@@ -152,7 +152,7 @@ class Recorder:
         if self.counts:
             series = noted[1]
             series.note(seconds, sent, received, has_failed=has_failed)
-            if len(series.seconds) >= SETTLED_AT:
+            if len(series.calls) >= SETTLED_AT:
                 self.settle(series)
 
     def note(self, row: Row) -> None:
@@ -167,8 +167,8 @@ class Recorder:
         there is enough."""
         if_free(self._lock, self._take_in)
         # Whoever takes in may be held up, by a signal's handler, say.
-        if series is not None and len(series.seconds) > _MOST_WAITING:
-            series.drop_all_but(_MOST_WAITING)
+        if series is not None and len(series.calls) > _MOST_WAITING:
+            del series.calls[:-_MOST_WAITING]
         if len(self.rows) > _MOST_WAITING:
             if_free(self._dropping, self._drop)
 

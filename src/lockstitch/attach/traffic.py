@@ -8,8 +8,7 @@ eighth.
 
 from __future__ import annotations
 
-from array import array
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy
 
@@ -37,54 +36,34 @@ _ROLES: Final[dict[str, Role]] = {
 
 
 class Series:
-    """What is counted of one function and one peer.
+    """What is counted of one function and one peer. Calls are noted in `calls`, by any thread and
+    without a lock: how many seconds each has taken, the bytes that it sent and received, and
+    whether it failed."""
 
-    A call is noted by adding to the columns: how long it took, the bytes it sent and received, and
-    whether it failed. Each column is summed up by itself, so that threads may add at once, without
-    a lock.
-    """
-
-    __slots__ = (
-        "bins", "count", "failed", "failures", "received", "received_bytes", "seconds", "sent",
-        "sent_bytes", "total_seconds",
-    )  # fmt: skip
+    __slots__ = ("bins", "calls", "count", "failed", "received", "seconds", "sent")
 
     def __init__(self) -> None:
-        self.seconds, self.sent, self.received = array("d"), array("q"), array("q")
-        self.failures = array("b")
-        self.count = self.failed = self.sent_bytes = self.received_bytes = 0
-        self.total_seconds = 0.0
+        self.calls: list[tuple[float, int, int, bool]] = []
+        self.count = self.failed = self.sent = self.received = 0
+        self.seconds = 0.0
         self.bins = numpy.zeros(len(BOUNDS) + 1, dtype=numpy.int64)
 
     def note(self, seconds: float, sent: int, received: int, *, has_failed: bool) -> None:
         """Notes a call that has ended."""
-        self.seconds.append(seconds)
-        self.sent.append(sent)
-        self.received.append(received)
-        if has_failed:
-            self.failures.append(1)
+        self.calls.append((seconds, sent, received, has_failed))
 
     def count_noted(self) -> None:
         """Counts what has been noted so far, while others go on noting."""
-        seconds = _taken(self.seconds)
-        self.count += len(seconds)
-        self.total_seconds += float(seconds.sum())
-        self.sent_bytes += int(_taken(self.sent).sum())
-        self.received_bytes += int(_taken(self.received).sum())
-        self.failed += len(_taken(self.failures))
-        self.bins += numpy.bincount(_BOUNDS.searchsorted(seconds), minlength=len(self.bins))
-
-    def drop_all_but(self, most: int) -> None:
-        """Drops the oldest of what is noted and not counted."""
-        for column in (self.seconds, self.sent, self.received):
-            del column[:-most]
-
-
-def _taken(column: array[Any]) -> numpy.ndarray[Any, Any]:
-    """Takes out what is in a column; a copy, for a column cannot grow while an array looks at it"""
-    taken = column[:]
-    del column[: len(taken)]
-    return numpy.frombuffer(taken, dtype=taken.typecode)
+        noted = self.calls[:]
+        del self.calls[: len(noted)]
+        if noted:
+            seconds, sent, received, failed = zip(*noted, strict=True)
+            self.count += len(noted)
+            self.seconds += sum(seconds)
+            self.sent += sum(sent)
+            self.received += sum(received)
+            self.failed += sum(failed)
+            self.bins += numpy.bincount(_BOUNDS.searchsorted(seconds), minlength=len(self.bins))
 
 
 class Traffic:
@@ -111,7 +90,7 @@ class Traffic:
     def count_noted(self) -> None:
         """Counts what has been noted so far of all calls."""
         for series in list(self._series.values()):
-            if series.seconds:
+            if series.calls:
                 series.count_noted()
 
     def of(self, worker: str) -> tuple[CallTraffic, ...]:
@@ -123,8 +102,8 @@ class Traffic:
                 if each.count:
                     told.append(
                         CallTraffic(
-                            role, function, peer, each.count, each.failed, each.total_seconds,
-                            each.sent_bytes, each.received_bytes, _trimmed(each.bins.tolist()),
+                            role, function, peer, each.count, each.failed, each.seconds,
+                            each.sent, each.received, _trimmed(each.bins.tolist()),
                         )
                     )  # fmt: skip
         return tuple(told)

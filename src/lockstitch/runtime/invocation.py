@@ -412,13 +412,10 @@ class Invocation:
                 received = len(self.message.body.stream) + self.tensor_bytes  # type: ignore[attr-defined]
             except AttributeError:  # it has no values
                 received = 0
+            sent = payload_bytes(message.body) if items else len(stream)
             series = (self.known.noted or self._noted())[1]
-            series.seconds.append(seconds)
-            series.sent.append(payload_bytes(message.body) if items else len(stream))
-            series.received.append(received)
-            if type(message) is Failure:
-                series.failures.append(1)
-            if len(series.seconds) >= SETTLED_AT:
+            series.calls.append((seconds, sent, received, type(message) is Failure))
+            if len(series.calls) >= SETTLED_AT:
                 RECORDER.settle(series)
 
     def _noted(self) -> Noted:

@@ -194,12 +194,8 @@ class Outgoing:
                 noted = self._noted(channel, pending)
             if RECORDER.counts:  # like `RECORDER.note_call`
                 series = noted[1]
-                series.seconds.append(end - since)
-                series.sent.append(sent)
-                series.received.append(received)
-                if has_failed:
-                    series.failures.append(1)
-                if len(series.seconds) >= SETTLED_AT:
+                series.calls.append((end - since, sent, received, has_failed))
+                if len(series.calls) >= SETTLED_AT:
                     RECORDER.settle(series)
             if RECORDER.spans is not None:
                 rows = RECORDER.rows

@@ -107,7 +107,7 @@ def test_what_waits_is_taken_in_before_there_is_much_of_it() -> None:
     with recorder.recording():
         for _ in range(10 * module.SETTLED_AT):
             call(recorder)
-            assert len(series.seconds) < module.SETTLED_AT
+            assert len(series.calls) < module.SETTLED_AT
             assert len(recorder.rows) < module.SETTLED_AT
 
 
@@ -122,7 +122,7 @@ def test_what_comes_while_nothing_can_be_taken_in_is_bounded_and_spans_are_count
             for _ in range(1000):
                 call(recorder)
             assert len(recorder.rows) == 300
-            assert len(recorder.noted("call", "f", "w", "ps")[1].seconds) == 300
+            assert len(recorder.noted("call", "f", "w", "ps")[1].calls) == 300
         recording = recorded()
     assert len(list(spans_of(recording))) == 300
     assert recording.dropped == 700
