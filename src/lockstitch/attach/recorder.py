@@ -15,8 +15,6 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
-from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.ranges import RANGES
@@ -53,7 +51,7 @@ class Recorder:
         """Whether calls are counted."""
         self.spans: SpanRing | None = None
         """Where spans go; None while nobody records."""
-        self.rows: deque[Row] = deque()
+        self.rows: list[Row] = []
         """Spans that have been noted and are to be taken in. Who adds to it, or to the calls of a
         function, calls `settle` where there are `SETTLED_AT`; `note` and `note_call` do both."""
         self._traffic = Traffic()
@@ -175,9 +173,8 @@ class Recorder:
     def _take_in(self) -> None:
         """Counts and keeps what has been noted. The caller has the lock."""
         ring = self.spans
-        rows: list[Row] = []
-        with contextlib.suppress(IndexError):  # some were dropped
-            rows.extend(map(deque.popleft, repeat(self.rows, len(self.rows))))
+        rows = self.rows[:]
+        del self.rows[: len(rows)]
         if ring is not None:
             ring.take(rows)
         if self.counts:
@@ -187,10 +184,9 @@ class Recorder:
 
     def _drop(self) -> None:
         """Drops the oldest rows that wait. The caller has the lock for that."""
-        with contextlib.suppress(IndexError):  # they were taken in after all
-            while len(self.rows) > _MOST_WAITING:
-                self.rows.popleft()
-                self._lost += 1
+        count = len(self.rows)
+        del self.rows[:-_MOST_WAITING]
+        self._lost += count - len(self.rows)
 
     def stop_counting(self) -> None:
         """Has calls counted no more."""
@@ -203,7 +199,7 @@ class Recorder:
         self._lock, self._dropping = threading.Lock(), threading.Lock()
         self.is_on, self.counts, self.spans = False, False, None
         self._recordings = 0
-        self.rows, self._traffic = deque(), Traffic()
+        self.rows, self._traffic = [], Traffic()
         RANGES.end()
 
 
