@@ -173,7 +173,7 @@ class Recorder:
     def _take_in(self) -> None:
         """Counts and keeps what has been noted. The caller has the lock."""
         ring = self.spans
-        rows = self.rows[:]
+        rows = self.rows[:_MOST_WAITING]
         del self.rows[: len(rows)]
         if ring is not None:
             ring.take(rows)
@@ -183,9 +183,10 @@ class Recorder:
                 self.counts, self.is_on = False, ring is not None
 
     def _drop(self) -> None:
-        """Drops the oldest rows that wait. The caller has the lock for that."""
+        """Drops the rows that came last, which nobody is taking in. The caller has the lock for
+        that."""
         count = len(self.rows)
-        del self.rows[:-_MOST_WAITING]
+        del self.rows[_MOST_WAITING:]
         self._lost += count - len(self.rows)
 
     def stop_counting(self) -> None:

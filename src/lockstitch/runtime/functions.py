@@ -129,12 +129,13 @@ def resolve(qualified: str) -> Callable[..., Any]:
 
 
 class CallEstimate(DurationEstimate):
-    """How long answers to calls of one function are waited for."""
+    """A function that the receiver knows by a number, and how long answers are waited for."""
 
-    __slots__ = ("noted",)
+    __slots__ = ("noted", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
+        self.number = number
         self.noted: Noted | None = None
         """What these calls are noted with, once somebody has looked on."""
 
@@ -146,19 +147,24 @@ class OutgoingFunctions:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.sent: dict[Callable[..., Any], int] = {}
-        self.estimates: dict[int, CallEstimate] = {}
-        """How long their answers are waited for, by number."""
+        self.sent: dict[Callable[..., Any], CallEstimate] = {}
         self.defining = threading.Lock()
+
+    def known(self, function: Callable[..., Any]) -> CallEstimate | None:
+        """`function`, if its definition has left."""
+        try:
+            return self.sent.get(function)
+        except TypeError:  # see `define`
+            return None
 
     def define(self, function: Callable[..., Any]) -> tuple[int, bytes | None]:
         """The number for `function` and, until `mark_sent`, the definition that must go with it."""
         try:
-            number = self.sent.get(function)
+            known = self.sent.get(function)
         except TypeError:  # not hashable, hence not held by any module
             return BY_VALUE, None
-        if number is not None:
-            return number, None
+        if known is not None:
+            return known.number, None
         qualified = qualified_name(function)
         if qualified is None:
             return BY_VALUE, None
@@ -169,8 +175,7 @@ class OutgoingFunctions:
     def mark_sent(self, function: Callable[..., Any], number: int) -> None:
         """The definition has left: from now on the number alone will do."""
         if number > 0:
-            self.sent[function] = number
-            self.estimates[number] = CallEstimate()
+            self.sent[function] = CallEstimate(number)
 
 
 class KnownFunction:

@@ -291,8 +291,8 @@ class Outgoing:
         if self.before_call is not None and channel.requested % _CALLS_BETWEEN == 0:
             self.before_call()
         functions = channel.functions
-        number, definition = functions.define(function)
-        pending.estimate = functions.estimates.get(number)
+        pending.estimate = known = functions.known(function)
+        number, definition = functions.define(function) if known is None else (known.number, None)
         kept: list[object] = []
         call = (function, args, kwargs)
         leaf_ids: Collection[int] = ()

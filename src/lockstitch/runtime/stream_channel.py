@@ -237,8 +237,11 @@ class StreamChannel(Channel):
     def _read_until(self, pending: Pending) -> None:
         if pending.done or pending.delivered:
             return  # another reader had it already, before this one began to read
+        decoder = self.decoder
         # What comes first may be for somebody else; the next is worth the same.
-        while self._is_received() or self._spin(pending.estimate):
+        while (  # has something been received (`_is_received`), or does it come soon?
+            decoder.counts or decoder.messages or decoder.is_torn or self._spin(pending.estimate)
+        ):
             if self._take(pending):
                 return
         if pending.is_shared and isinstance(self.connection, StreamConnection):
