@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstitch import rpc
-from lockstitch.rpc import joining
+from lockstitch.rendezvous import hosts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ def _peers_are_on_tcp() -> bool:
 
 def _work(rank: int, path: str, tls: bool, outcome: Any) -> None:
     torch.set_num_threads(1)
-    joining.host_identity = lambda: f"host of {rank}"  # type: ignore[attr-defined]
+    hosts.host_identity = lambda: f"host of {rank}"  # type: ignore[attr-defined]
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"file://{path}", address="127.0.0.1", secret="5e" * 32, tls=tls
     )

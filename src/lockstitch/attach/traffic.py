@@ -8,9 +8,8 @@ eighth.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final, Literal
-
-import numpy
 
 from lockstitch.attach.values import CallTraffic
 
@@ -23,7 +22,6 @@ _STEPS: Final = (1.0, 1.25, 1.6, 2.0, 2.5, 3.15, 4.0, 5.0, 6.3, 8.0)
 BOUNDS: Final = tuple(float(f"{step}e{power}") for power in range(-6, 3) for step in _STEPS)
 """The upper bounds of the bins, in seconds, from a microsecond to 800 s; one bin more has what is
 above the last."""
-_BOUNDS: Final = numpy.array(BOUNDS)
 MOST_SERIES: Final = 1000
 OTHERS: Final = "other functions"
 """Stands for all functions that come when so many series are counted already."""
@@ -46,7 +44,7 @@ class Series:
         self.calls: list[tuple[float, int, int, bool]] = []
         self.count = self.failed = self.sent = self.received = 0
         self.seconds = 0.0
-        self.bins = numpy.zeros(len(BOUNDS) + 1, dtype=numpy.int64)
+        self.bins = [0] * (len(BOUNDS) + 1)
 
     def note(self, seconds: float, sent: int, received: int, *, has_failed: bool) -> None:
         """Notes a call that has ended."""
@@ -63,7 +61,12 @@ class Series:
             self.sent += sum(sent)
             self.received += sum(received)
             self.failed += sum(failed)
-            self.bins += numpy.bincount(_BOUNDS.searchsorted(seconds), minlength=len(self.bins))
+            ordered, first = sorted(seconds), 0  # a search for each would take longer than the rest
+            while first < len(ordered):
+                place = bisect_left(BOUNDS, ordered[first])
+                end = bisect_right(ordered, BOUNDS[place]) if place < len(BOUNDS) else len(ordered)
+                self.bins[place] += end - first
+                first = end
 
 
 class Traffic:
@@ -103,7 +106,7 @@ class Traffic:
                     told.append(
                         CallTraffic(
                             role, function, peer, each.count, each.failed, each.seconds,
-                            each.sent, each.received, _trimmed(each.bins.tolist()),
+                            each.sent, each.received, _trimmed(each.bins),
                         )
                     )  # fmt: skip
         return tuple(told)

@@ -105,31 +105,32 @@ def test_sums_of_spans_are_what_is_counted(cluster) -> None:
 
 def test_both_ends_count_a_call_with_its_bytes(cluster) -> None:
     RECORDER.count()
-    before = {(each.role, each.function): each for each in everything()}
+    before = both_ends()
     rpc.rpc_sync("worker1", torch.add, (torch.ones(1000), 1))
     rpc.rpc_async("worker1", torch.add, (torch.ones(1000), 1)).wait()
     with pytest.raises(RuntimeError):
         rpc.rpc_sync("worker1", torch.add, (torch.ones(1000), torch.ones(3)))
-
-    def grown() -> dict[str, CallTraffic]:
-        return {
-            each.role: growth(each, before.get((each.role, each.function)))
-            for each in everything()
-            if each.function.endswith(":add")
-        }
-
     for _ in range(100):  # the callee may still be busy with what follows its answer
-        if "served" in grown() and grown()["served"].count == 3:
+        made, served = (growth(n, b) for n, b in zip(both_ends(), before, strict=True) if n)
+        if served.count == 3:
             break
         rpc.rpc_sync("worker1", abs, (-1,))
-    made, served = grown()["made"], grown()["served"]
     assert (made.count, made.failed) == (served.count, served.failed) == (3, 1)
     assert 12_000 <= made.sent == served.received < 12_600
     assert 8_000 <= made.received == served.sent < 12_000
 
 
-def everything() -> tuple[CallTraffic, ...]:
-    return (*RECORDER.counted("worker0"), *RECORDER.counted("worker1"))
+def both_ends() -> tuple[CallTraffic | None, CallTraffic | None]:
+    """What is counted of the calls that worker0 makes of `torch.add` on worker1."""
+    made, served = (
+        [
+            each
+            for each in RECORDER.counted(worker)
+            if (each.role, each.peer) == (role, peer) and each.function.endswith(":add")
+        ]
+        for worker, role, peer in [("worker0", "made", "worker1"), ("worker1", "served", "worker0")]
+    )
+    return (made or [None])[0], (served or [None])[0]
 
 
 def time_out() -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     import torch
 
+MOST_RANKS: Final = 16
+"""To so many ranks at most parts go ahead: it is a call of the system for each."""
 _RELUCTANCE: Final = 8
 """So often is an operation not sent ahead where it was in vain."""
 _MOST_KNOWN: Final = 1 << 16

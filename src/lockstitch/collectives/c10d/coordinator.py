@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockstitch.collectives.arithmetic import element_count
 from lockstitch.collectives.c10d import riding
-from lockstitch.collectives.c10d.ahead import Foresight
+from lockstitch.collectives.c10d.ahead import MOST_RANKS, Foresight
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     UNREACHED,
@@ -223,7 +223,9 @@ class Coordinator:
     def _order_alone(self, set_id: int, ready: Perform, *, is_alone: bool) -> list[Addressed]:
         notes = [part.note for part in ready.parts.values()]
         sent = tuple(note.ahead for note in notes)
-        is_likely = self._foresight.is_likely((set_id, notes[0].number), sent, is_alone=is_alone)
+        is_likely = len(notes) <= MOST_RANKS and self._foresight.is_likely(
+            (set_id, notes[0].number), sent, is_alone=is_alone
+        )
         counted = sent if all(sent) else ()
         return [
             Addressed(rank, Order((part.note.number,), counted, is_likely))

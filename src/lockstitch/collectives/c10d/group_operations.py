@@ -22,7 +22,7 @@ from torch.distributed import ReduceOp as TorchOp
 from torch.distributed.distributed_c10d import PrefixStore
 
 from lockstitch.collectives.arithmetic import scaled_copy
-from lockstitch.collectives.c10d.ahead import AheadOnLine
+from lockstitch.collectives.c10d.ahead import MOST_RANKS, AheadOnLine
 from lockstitch.collectives.c10d.chunk_transfer import (
     PeerFailedError,
     PeerLine,
@@ -82,8 +82,6 @@ _NCCL_TIMEOUT = timedelta(minutes=30)
 MOST_CONNECTED = 64
 """Up to so many ranks of a set connect to each other at once when it is opened, so that it is seen
 who cannot; more of them when they first have something for each other."""
-_MOST_AHEAD = 16
-"""To so many ranks at most parts go ahead of an order: it is a call of the system for each."""
 _LOOK_SECONDS = 0.2
 _ABANDONED_LOOK_SECONDS = 1.0
 # What a network is expected to carry at least.
@@ -264,7 +262,7 @@ class ProcessGroupOperations:
         (tensor,) = request.tensors
         return (
             not is_gpu(self.device)
-            and 1 < process_set.size <= _MOST_AHEAD
+            and 1 < process_set.size <= MOST_RANKS
             and tensor.numel() >= process_set.size
             and tensor.device == self.device
             and tensor.is_contiguous()
