@@ -14,6 +14,7 @@ from lockstitch.attach.spans import spans_of
 from lockstitch.attach.traffic import growth
 from lockstitch.observe.flows import find_flows
 from lockstitch.rpc.functions import async_execution
+from lockstitch.runtime.functions import name_of
 from lockstitch.testing import LocalCluster
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def both_ends() -> tuple[CallTraffic | None, CallTraffic | None]:
         [
             each
             for each in RECORDER.counted(worker)
-            if (each.role, each.peer) == (role, peer) and each.function.endswith(":add")
+            if (each.role, each.peer, each.function) == (role, peer, name_of(torch.add))
         ]
         for worker, role, peer in [("worker0", "made", "worker1"), ("worker1", "served", "worker0")]
     )
