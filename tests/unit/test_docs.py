@@ -226,6 +226,7 @@ def test_site_is_built_from_clean_without_a_warning_and_shows_what_is_public(
         "wait",
         "then",
         "add_done_callback",
+        "cancel",
     }
     assert [name for name in names if INNER & set(name.split("."))] == []
     times = times_described(names)
