@@ -41,8 +41,8 @@ BLOCK = re.compile(
 )
 INNER = set(
     """
-    copy_of add_note check_callee check_method apply landed complete attach channel habit attend
-    add_inner_callback worker function part holds
+    copy_of add_note check_callee check_method apply landed complete attach channel estimate attend
+    add_inner_callback set_attribute text_of repr_of worker function part holds
     """.split()
 )
 BESIDE = {
@@ -207,6 +207,7 @@ def test_site_is_built_from_clean_without_a_warning_and_shows_what_is_public(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("sphinx")
+    pytest.importorskip("pyspark")  # what is described is imported
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-b", "html", "docs", str(tmp_path)],
         cwd=ROOT,
@@ -228,7 +229,8 @@ def test_site_is_built_from_clean_without_a_warning_and_shows_what_is_public(
         "add_done_callback",
         "cancel",
     }
-    assert [name for name in names if INNER & set(name.split("."))] == []
+    ours = [name for name in names if not name.startswith("lockstitch.attach.values")]
+    assert [name for name in ours if INNER & set(name.split("."))] == []
     times = times_described(names)
     assert {name: each for name, each in times.items() if each != 1} == {}
     assert unknown(names) == []
