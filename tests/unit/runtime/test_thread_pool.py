@@ -416,6 +416,8 @@ class Row:
     def bring(self, number: int) -> None:
         """Has a message bring what it waits for the `number`th time."""
         wait_until(lambda: len(self.waiting) > number)
+        arrival, pool = self.waiting[number], self._scene.thread_pool
+        wait_until(lambda: arrival.interrupt is not None or arrival in pool._asleep)
 
         def handler() -> None:
             self.readers.append(threading.current_thread().name)
