@@ -23,7 +23,7 @@ from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 from lockstitch.runtime.functions import BY_VALUE, TO_HERE, CallEstimate, name_of
 from lockstitch.runtime.inherited import INHERITED, refuse_to_block
 from lockstitch.runtime.observing import note_sent
-from lockstitch.runtime.packing import item_bytes
+from lockstitch.runtime.packing import item_bytes, payload_bytes
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.wire.messages import Call, Message, Payload, SharedPayload
 from lockstitch.wire.pickling import pack_arguments
@@ -182,7 +182,7 @@ class Outgoing:
         has_failed, received, answer = True, 0, pending.answer
         if answer is not None:  # before its tensors are taken out
             _, stream, items = answer.body  # type: ignore[attr-defined]
-            received = len(stream) + sum(map(item_bytes, items)) if items else len(stream)
+            received = payload_bytes(answer.body) if items else len(stream)  # type: ignore[attr-defined]
         try:
             value = self._result(pending, channel.peer.worker)
             has_failed = False

@@ -432,6 +432,16 @@ def _keeps_the_right(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scene.thread_pool, "_look", lambda: Sight.QUIET)
 
 
+def _reads_for_itself(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Row:
+    """Returns a call that waits for the second time, and reads meanwhile."""
+    _keeps_the_right(scene, monkeypatch)
+    row = Row(scene, 2)
+    scene.put(APART, row)
+    row.bring(0)
+    wait_until(lambda: row.waiting[-1].interrupt is not None)
+    return row
+
+
 def test_thread_that_waits_again_and_again_reads_for_itself(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,11 +473,7 @@ def test_thread_that_reads_for_itself_need_not_be_woken(
 def test_thread_that_reads_for_itself_runs_nothing_else(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _keeps_the_right(scene, monkeypatch)
-    row = Row(scene, 2)
-    scene.put(APART, row)
-    row.bring(0)
-    wait_until(lambda: row.waiting[-1].interrupt is not None)
+    row = _reads_for_itself(scene, monkeypatch)
     for how in (QUICK, APART):
         scene.put(how, scene.gate)
     scene.put(CONTROL, lambda: scene.thread_pool.spawn(scene.gate))
@@ -480,11 +486,7 @@ def test_thread_that_reads_for_itself_runs_nothing_else(
 def test_what_others_bring_ends_the_wait_of_a_thread_that_reads(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _keeps_the_right(scene, monkeypatch)
-    row = Row(scene, 2)
-    scene.put(APART, row)
-    row.bring(0)
-    wait_until(lambda: row.waiting[-1].interrupt is not None)
+    row = _reads_for_itself(scene, monkeypatch)
     scene.thread_pool.bring(row.waiting[1])
     assert row.ended.wait(PATIENCE_SECONDS)
     scene.runs()
