@@ -166,7 +166,7 @@ class Recorder:
         if_free(self._lock, self._take_in)
         # Whoever takes in may be held up, by a signal's handler, say.
         if series is not None and len(series.calls) > _MOST_WAITING:
-            del series.calls[:-_MOST_WAITING]
+            del series.calls[_MOST_WAITING:]  # nobody is taking these in
         if len(self.rows) > _MOST_WAITING:
             if_free(self._dropping, self._drop)
 
