@@ -430,44 +430,44 @@ class ThreadPool:
     # ------------------------------------------------------------ reading
 
     def _read(self) -> None:
-        poller, revisit, thread = self._poller, self._revisit, _thread
-        thread.is_reader = True
+        revisit = self._revisit
+        _thread.is_reader = True
         while not self._closed:
             while revisit:
-                source = revisit.popleft()
-                try:
-                    source.serve()
-                except Exception as error:  # noqa: BLE001 - one broken source must not end the reading
-                    self._report(error)
-                if not thread.is_reader:
+                if not self._serve(revisit.popleft()):
                     return
-            for pollable in poller.wait(None):
-                ready = self._sources.get(pollable)
-                if ready is not None:
-                    revisit.append(ready)
+            self._poll()
+
+    def _serve(self, source: Source) -> bool:
+        """Reads what a source has; whether this thread is the reader still."""
+        try:
+            source.serve()
+        except Exception as error:  # noqa: BLE001 - one broken source must not end the reading
+            self._report(error)
+        return _thread.is_reader
+
+    def _poll(self) -> None:
+        """Waits until sources have something to be read, and notes them."""
+        for pollable in self._poller.wait(None):
+            ready = self._sources.get(pollable)
+            if ready is not None:
+                self._revisit.append(ready)
 
     def _read_until(self, arrival: Arrival, source: Source | None) -> tuple[Source | None, bool]:
         """Reads until `arrival` is there, beginning with `source`, if any. Returns in the middle of
         which source it has stopped, and whether it is the reader still."""
-        poller, revisit, thread = self._poller, self._revisit, _thread
-        thread.is_reader, thread.arrival, arrival.interrupt = True, arrival, poller.wake
+        revisit, thread = self._revisit, _thread
+        thread.is_reader, thread.arrival, arrival.interrupt = True, arrival, self._poller.wake
         try:
             while not arrival.is_there and not self._closed:
                 if source is None and revisit:
                     source = revisit.popleft()
-                if source is not None:
-                    try:
-                        source.serve()
-                    except Exception as error:  # noqa: BLE001 - one broken source must not end the reading
-                        self._report(error)
-                    if not thread.is_reader:
-                        return None, False
-                    source, thread.left = thread.left, None
+                if source is None:
+                    self._poll()
                     continue
-                for pollable in poller.wait(None):
-                    ready = self._sources.get(pollable)
-                    if ready is not None:
-                        revisit.append(ready)
+                if not self._serve(source):
+                    return None, False
+                source, thread.left = thread.left, None
             return source, True
         finally:
             thread.is_reader, thread.arrival, arrival.interrupt = False, None, None
