@@ -211,6 +211,7 @@ class LauncherServer:
         self._selector.register(source, selectors.EVENT_READ, when)
 
     def _hang_up(self, source: SocketStream | SocketListener) -> None:
-        with contextlib.suppress(KeyError):  # that has happened before
+        # That has happened before: of one that is closed the selector says so by a ValueError.
+        with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(source)
         source.close()

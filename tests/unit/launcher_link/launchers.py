@@ -22,9 +22,9 @@ class FakeLauncher:
 
     def __init__(self, folder, address=None, **options) -> None:
         self.heard = Queue()
-        self._selector = selectors.DefaultSelector()
+        self.selector = selectors.DefaultSelector()
         self.server = LauncherServer(
-            self._selector,
+            self.selector,
             SECRET,
             lambda *said: self.heard.put(said),
             address or f"unix:{folder}/launcher",
@@ -43,7 +43,7 @@ class FakeLauncher:
         self._is_over = True
         self._thread.join()
         self.server.close()
-        self._selector.close()
+        self.selector.close()
 
     def tell(self, worker: int, message: object) -> None:
         self.do(lambda: self.server.tell(worker, message))
@@ -62,7 +62,7 @@ class FakeLauncher:
 
     def _run(self) -> None:
         while not self._is_over:
-            for key, _ in self._selector.select(0.01):
+            for key, _ in self.selector.select(0.01):
                 key.data()
             self.server.pass_time()
             while not self._asked.empty():

@@ -69,6 +69,22 @@ def test_telling_a_worker_that_is_gone_does_nothing(fake_launcher):
     LauncherClient(fake_launcher.address, launchers.SECRET, 6).close()
 
 
+def test_a_worker_may_be_found_gone_before_its_end_is_read_in_the_same_turn(fake_launcher):
+    client = LauncherClient(fake_launcher.address, launchers.SECRET, 5)
+    fake_launcher.wait_for_worker(5)
+    turns = Queue()
+
+    def turn():
+        client.close()
+        read = [key.data for key, _ in fake_launcher.selector.select(SECONDS)]
+        fake_launcher.server.tell(5, Update(1, 1))
+        turns.put([each() for each in read])
+
+    fake_launcher.do(turn)
+    assert turns.get(timeout=SECONDS) == [None]
+    LauncherClient(fake_launcher.address, launchers.SECRET, 6).close()
+
+
 def test_who_has_no_proof_is_hung_up_on_and_disturbs_nobody(fake_launcher):
     with pytest.raises(BoardLostError, match=r"at unix:.* does not let worker 0 in: .* proof"):
         LauncherClient(fake_launcher.address, Secret(bytes(32)), 0)
