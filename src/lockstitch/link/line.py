@@ -7,7 +7,8 @@ A record of no bytes is a ping: it says that the sender lives (`link.pulse`), an
 A MAC covers the record, its length and its number, by a key that only this connection has, one
 for each direction. What somebody on the way has changed, left out, repeated or put in ends the
 connection before it is parsed. So does anything that fails while a record is sent, Ctrl-C too,
-since nobody could say what has left by then.
+since nobody could say what has left by then; but what the other end has said before that is still
+read: it may tell why it is gone.
 
 Workers begin by the same handshake, but send frames then, not records (`wire.authentication`).
 """
@@ -65,6 +66,10 @@ class Stream(Protocol):
         host has taken in nothing for so long that was sent."""
         ...
 
+    def end_sending(self) -> None:
+        """Sends no more, which the other end sees; what that has sent can still be received."""
+        ...
+
     def close(self) -> None:
         """Ends it on both sides; harmless when repeated."""
         ...
@@ -87,10 +92,13 @@ class Line(Generic[S]):
         self._received = bytearray()
         self.heard = 0
         """How often something has come."""
+        self._failure: OSError | None = None
+        """Of a send."""
 
     def ping(self) -> None:
-        """Says that this end lives. Raises `OSError` where the other end is gone."""
-        self.send(b"")
+        """Says that this end lives. Where the other end is gone, that is for who reads to see."""
+        with contextlib.suppress(OSError):
+            self.send(b"")
 
     def signs_of_life(self) -> tuple[int, ...]:
         """See `Stream.signs_of_life`."""
@@ -102,7 +110,7 @@ class Line(Generic[S]):
 
     def send(self, record: bytes) -> int:
         """Sends a record, and returns how many bytes that took. Raises `OSError` where the other
-        end is gone."""
+        end is gone; who reads hears of it, too, after all that has come from there."""
         content = _LENGTH.pack(len(record)) + record
         with self._sending:
             try:
@@ -110,8 +118,10 @@ class Line(Generic[S]):
                     content += mac_of(self._keys.outgoing, self._sent, content)
                     self._sent += 1
                 self.stream.send([content])
-            except BaseException:
-                self.close()
+            except BaseException as error:
+                if isinstance(error, OSError):
+                    self._failure = self._failure or error
+                self.stream.end_sending()
                 raise
         return len(content)
 
@@ -123,7 +133,7 @@ class Line(Generic[S]):
         counts: list[int] = []
         self.stream.receive_into(view, counts, timeout_seconds)
         if not counts[0]:
-            raise ConnectionError("the other end has closed the connection")
+            raise ConnectionError(str(self._failure or "the other end has closed the connection"))
         self.heard += 1
         self._received += view[: counts[0]]
         while len(self._received) >= _LENGTH.size:

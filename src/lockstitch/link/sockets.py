@@ -92,6 +92,11 @@ class SocketStream:
         """See `Stream.bound_silence`."""
         bound_silence(self._socket, seconds)
 
+    def end_sending(self) -> None:
+        """See `Stream.end_sending`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Ends it on both sides, and wakes who reads here; harmless when repeated."""
         with contextlib.suppress(OSError):

@@ -135,6 +135,10 @@ class Connection(Pollable, Protocol):
         host has taken in nothing for so long that was sent; nothing, where both ends are on one."""
         ...
 
+    def end_sending(self) -> None:
+        """Sends no more, which the other end sees; what that has sent can still be received."""
+        ...
+
     def lend(self, nbytes: int, filled: Filled | None = None) -> Loan | None:
         """Memory for `nbytes` that the peer will see without a copy, or what is `filled`
         for several already; None where there is none, or the stream is the quicker way."""

@@ -261,6 +261,10 @@ class MemoryConnection:
     def bound_silence(self, seconds: float) -> None:
         """Nothing: both ends are in one process."""
 
+    def end_sending(self) -> None:
+        """See `Connection.end_sending`."""
+        self._outgoing.end()
+
     def lend(self, nbytes: int, filled: Filled | None = None) -> Loan | None:  # noqa: ARG002
         """None: a script may lose, delay and repeat frames only if all is in them."""
         return None

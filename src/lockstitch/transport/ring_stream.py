@@ -96,9 +96,9 @@ class RingStream(StreamConnection):
         if position != _UNKNOWN:
             self._sent = position + sum(sent)
 
-    def _end_sending(self) -> None:
+    def end_sending(self) -> None:
         self._writer = None
-        super()._end_sending()
+        super().end_sending()
 
     def _see_to_notice(self, writer: RingWriter) -> None:
         """Knocks, where nobody looks any more who could notice what is in the ring.

@@ -220,7 +220,7 @@ class StreamConnection(SocketEnd):
                 self._send_rest_or_keep(buffers, sent, remaining_time)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None:
-                self._end_sending()
+                self.end_sending()
                 raise as_connection_error(error, self.peer) from error
             if sent and not self._closed and type(error) is not SendTimeoutError:
                 self._keep_whole(buffers, sent)
@@ -302,7 +302,7 @@ class StreamConnection(SocketEnd):
         poll.register(self._socket, select.POLLOUT)
         poll.poll(math.ceil(seconds * 1000))
 
-    def _end_sending(self) -> None:
+    def end_sending(self) -> None:
         """What has failed may have left in part, or not at all, whatever the reason was. The peer
         must not wait for it: it sees the stream end. What it has sent can still be received."""
         with contextlib.suppress(OSError):

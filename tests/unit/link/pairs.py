@@ -27,10 +27,10 @@ class End:
         self.sent: list[bytes] = []
         self.change: Callable[[bytes], bytes] = lambda data: data
         self.idle: Callable[[], object] = lambda: None
-        self.is_closed = False
+        self.is_closed = self.has_ended = False
 
     def send(self, buffers: Sequence[bytes]) -> None:
-        if self.is_closed:
+        if self.has_ended:
             raise BrokenPipeError("closed")
         data = b"".join(buffers)
         self.sent.append(data)
@@ -45,7 +45,7 @@ class End:
         if not self.pieces:
             self.idle()
         if not self.pieces:
-            if self.is_closed or (self.peer is not None and self.peer.is_closed):
+            if self.is_closed or (self.peer is not None and self.peer.has_ended):
                 counts.append(0)
                 return
             raise BlockingIOError("nothing yet")
@@ -56,8 +56,11 @@ class End:
             self.pieces.appendleft(piece[count:])
         counts.append(count)
 
+    def end_sending(self) -> None:
+        self.has_ended = True
+
     def close(self) -> None:
-        self.is_closed = True
+        self.is_closed = self.has_ended = True
 
 
 def pair() -> tuple[End, End]:

@@ -174,6 +174,23 @@ def test_whatever_interrupts_a_send_ends_the_line(error: BaseException) -> None:
         list(far.read(0))
 
 
+def gone(_data: bytes) -> bytes:
+    raise ConnectionResetError("gone")
+
+
+def test_what_the_other_end_has_said_before_it_went_is_read_though_a_send_fails() -> None:
+    near, far = lines()
+    far.send(b"why")
+    far.close()
+    near.stream.change = gone
+    near.ping()
+    with pytest.raises(ConnectionError):
+        near.send(b"record")
+    assert everything(near) == [b"why"]
+    with pytest.raises(ConnectionError, match="gone"):
+        list(near.read(0))
+
+
 # ---------------------------------------------------------------- from the first word on
 
 

@@ -61,8 +61,6 @@ class CoordinatorClient:
         self._line = line
         self._hear = hear
         self._is_closed = False
-        self._failure: Exception | None = None
-        """Of a send, which the reading thread tells."""
         self._thread = threading.Thread(target=self._run, name=f"rank {rank} orders", daemon=True)
         self.bytes_sent = 0
         try:
@@ -73,10 +71,8 @@ class CoordinatorClient:
 
     def tell(self, message: Message) -> None:
         """Says something to rank 0. Where that fails the session ends, by the thread that reads."""
-        try:
+        with contextlib.suppress(ConnectionError):
             self.bytes_sent += self._line.send(messages.encode(message))
-        except ConnectionError as error:
-            self._failure = self._failure or error
 
     def close(self) -> None:
         self.tell(Leave())
@@ -96,7 +92,7 @@ class CoordinatorClient:
             self._line.close()  # so that rank 0 hears of it, too
             if not self._is_closed:
                 centre = self._options.coordinator_rank
-                why = f"{self._failure or error}{self._options.place_of(centre)}"
+                why = f"{error}{self._options.place_of(centre)}"
                 self._hear(Lost(centre, f"{messages.UNREACHED} ({why})"))
 
 
@@ -304,10 +300,8 @@ class CoordinatorServer:
                 continue
             line = self._lines.get(to)
             if line is not None:
-                try:
+                with contextlib.suppress(ConnectionError):  # it is read to its end
                     line.send(messages.encode(message))
-                except ConnectionError as error:
-                    self._hang_up(line, error)
 
     def _end(self, words: Message) -> None:
         for line in self._lines.values():

@@ -24,6 +24,7 @@ from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.c10d.messages import (
     ANYTHING,
     Ask,
+    Fail,
     Leave,
     Lost,
     Missing,
@@ -312,6 +313,24 @@ def test_send_that_fails_once_is_the_end_for_all(monkeypatch: pytest.MonkeyPatch
         trio.clients[0].tell(Submit(1))
     assert "Connection reset" in heard_of_losses(trio.heard[1]).why
     assert heard_of_losses(trio.heard[0]).rank == heard_of_losses(trio.heard[2]).rank == 1
+    trio.close()
+
+
+def test_what_a_rank_has_said_before_it_went_counts_where_it_is_told_something_then() -> None:
+    trio = Trio()
+    trio.come(1)
+    trio.come(2)
+    trio.heard[2].get(timeout=60)
+    line = trio.clients[0]._line
+
+    def too_late(_buffers: object) -> None:
+        line.send(encode(Fail("no room")))
+        line.close()
+        reset()
+
+    trio.coordinator_rank._lines[1].stream.send = too_late  # type: ignore[method-assign]
+    trio.clients[0].tell(Ask(ANYTHING))
+    assert heard_of_losses(trio.heard[2]) == Lost(1, "could not go on: no room")
     trio.close()
 
 
