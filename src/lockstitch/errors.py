@@ -37,18 +37,18 @@ classes are for what happens on the way.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import traceback
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lockstitch.interrupts import may_be_interrupt
+from lockstitch.interrupts import OWN_ERRORS_IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
+E = TypeVar("E", bound=BaseException)
 _OF_CONNECTIONS: Final = ("DistNetworkError", "DistStoreError")
 """Types of torch's, which is not imported here."""
 _WORDS_OF_CONNECTIONS: Final = (
@@ -289,60 +289,75 @@ def copy_of(error: BaseException) -> BaseException:
     What is raised collects the frames that it passes, and so keeps alive whatever they hold, for
     as long as it lives itself.
     """
-    try:
+    with OWN_ERRORS_IGNORED:
         copy = _blank_copy(error)
         copy.__dict__.update(error.__dict__)
         if "__notes__" in copy.__dict__:
             set_attribute(copy, "__notes__", list(copy.__dict__["__notes__"]))
-        set_attribute(copy, "__cause__", error.__cause__)
-        set_attribute(copy, "__context__", error.__context__)
-        set_attribute(copy, "__suppress_context__", error.__suppress_context__)
-        return copy.with_traceback(error.__traceback__)
-    except Exception:  # noqa: BLE001 - whatever the attributes of a program's error do
-        return error
+        for name in ("__cause__", "__context__", "__suppress_context__", "__traceback__"):
+            set_attribute(copy, name, own_attribute(error, name))
+        return copy
+    return error
 
 
 def set_attribute(error: BaseException, name: str, value: object) -> None:
-    """Sets what every exception has, whatever a `__setattr__` of its class says to that, as that of
-    a frozen dataclass does."""
-    BaseException.__setattr__(error, name, value)
+    """Sets what every exception has, whatever its class says to that, such as the `__setattr__` of
+    a frozen dataclass."""
+    attribute = vars(BaseException).get(name)
+    if attribute is None:
+        BaseException.__setattr__(error, name, value)
+    else:
+        attribute.__set__(error, value)
+
+
+def own_attribute(error: BaseException, name: str) -> Any:
+    """Returns what every exception has, whatever its class says to that."""
+    return vars(BaseException)[name].__get__(error)
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Returns where an error has passed."""
+    return own_attribute(error, "__traceback__")  # type: ignore[no-any-return]
+
+
+def without_traceback(error: E) -> E:
+    """The error, which does not keep alive any more what its frames hold."""
+    set_attribute(error, "__traceback__", None)
+    return error
 
 
 def text_of(error: object) -> str:
     """What an error says. One that fails at that must not keep anybody waiting."""
-    try:
-        return str(error)
-    except BaseException as raised:
-        if may_be_interrupt(raised):
-            raise
-        return "(its text cannot be shown)"
+    with OWN_ERRORS_IGNORED:
+        return str.__str__(str(error))  # which may be of a class of the program
+    return "(its text cannot be shown)"
 
 
 def repr_of(error: object) -> str:
     """… and what it is; an error, or another object of a program."""
-    try:
+    with OWN_ERRORS_IGNORED:
         return repr(error)
-    except BaseException as raised:
-        if may_be_interrupt(raised):
-            raise
-        return f"{type(error).__qualname__} {text_of(error)}"
+    return f"{type(error).__qualname__} {text_of(error)}"
 
 
 def add_note(error: BaseException, note: str) -> None:
     """Says more of an error that stays what it is. Python prints it below the error's text, but for
     Python 3.10: see `format_error`."""
-    with contextlib.suppress(Exception):  # whatever the attributes of a program's error do
+    with OWN_ERRORS_IGNORED:
         set_attribute(error, "__notes__", [*getattr(error, "__notes__", ()), note])
 
 
 def format_error(error: BaseException, begin: TracebackType | None) -> str:
     """An error as Python prints it, from the frame `begin` on, with its notes on Python 3.10 too;
     those of its causes, which stand above it, then come last."""
-    text = "".join(traceback.format_exception(type(error), error, begin))
-    if not hasattr(error, "add_note"):
-        notes = [note for each in _with_causes(error) for note in getattr(each, "__notes__", ())]
-        text += "".join(f"{note}\n" for note in notes if note not in text)
-    return text
+    with OWN_ERRORS_IGNORED:
+        text = "".join(traceback.format_exception(type(error), error, begin))
+        if not hasattr(error, "add_note"):
+            parts = _with_causes(error)
+            notes = [note for part in parts for note in getattr(part, "__notes__", ())]
+            text += "".join(f"{note}\n" for note in notes if note not in text)
+        return text
+    return "".join(traceback.format_tb(begin)) + f"{type(error).__qualname__}: {text_of(error)}\n"
 
 
 def print_error(error: BaseException, begin: TracebackType | None) -> None:

@@ -65,12 +65,25 @@ def when_free(
     return bool(held)
 
 
-def may_be_interrupt(error: BaseException) -> bool:
+def may_be_interrupt(error: BaseException | None) -> bool:
     """Whether an error that came up while an object of a program was asked for something may be one
     that a signal has brought about, and goes on: those come to the main thread. Elsewhere, or where
     it is an `Exception`, it is the object's own, and must keep nobody waiting."""
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and not isinstance(error, Exception)
+
+
+class _OwnErrorsIgnored:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _frames: object) -> bool:
+        return not may_be_interrupt(error)
+
+
+OWN_ERRORS_IGNORED: Final = _OwnErrorsIgnored()
+"""In a `with` of it an object of a program is asked for something: what goes on is only what
+`may_be_interrupt`."""
 
 
 def take(lock: threading.Lock, held: list[bool], seconds: float) -> None:

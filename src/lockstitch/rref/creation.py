@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.errors import RemoteError
+from lockstitch.errors import RemoteError, without_traceback
 from lockstitch.runtime.pending import Answering, Future
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Creation:
         if self._is_over:
             return
         # Whoever keeps the error must not keep what its frames hold.
-        error = None if error is None else error.with_traceback(None)
+        error = None if error is None else without_traceback(error)
         self._outcome(error)
         with self._lock:
             self.error, self._failure = error, value

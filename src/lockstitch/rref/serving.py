@@ -44,7 +44,11 @@ class ValueServer:
             why = "the call of rpc.remote came when its reference was gone, and has not run"
             invocation.fail(RRefError(f"{why} ({message.reference})"))
         else:
-            invocation.run(partial(_conclude, invocation, value))
+            try:
+                invocation.run(partial(_conclude, invocation, value))
+            except BaseException as error:  # others wait for the value
+                value.fail(error)
+                raise
 
     def fetch(self, invocation: Invocation) -> None:
         """Replies with the value that a `Fetch` names, as soon as it is there."""

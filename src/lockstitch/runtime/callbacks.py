@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.errors import CallbackError, add_note, print_error, repr_of, set_attribute, text_of
+from lockstitch.errors import (
+    CallbackError,
+    add_note,
+    print_error,
+    repr_of,
+    set_attribute,
+    text_of,
+    traceback_of,
+    without_traceback,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,9 +39,11 @@ def call(callback: Callable[[Any], object], argument: object) -> None:
     try:
         callback(argument)
     except BaseException as error:  # noqa: BLE001 - printed; its caller is torch, which would go on
-        begin = error.__traceback__ and error.__traceback__.tb_next
+        frames = traceback_of(error)
+        begin = frames and frames.tb_next
         add_note(error, f"raised in {_name_of(callback)}, a callback of a future, and only printed")
-        print_error(error.with_traceback(begin), begin)
+        set_attribute(error, "__traceback__", begin)
+        print_error(error, begin)
 
 
 def error_of(callback: Callable[[Any], object], error: BaseException) -> BaseException:
@@ -40,13 +51,13 @@ def error_of(callback: Callable[[Any], object], error: BaseException) -> BaseExc
     cannot keep frames: the note says which there were."""
     lines = "".join(
         line
-        for frame in traceback.extract_tb(error.__traceback__)
+        for frame in traceback.extract_tb(traceback_of(error))
         if not frame.filename.startswith(_NOT_THE_PROGRAMS)
         for line in traceback.format_list([frame])
     )
     where = f":\n{lines.rstrip()}" if lines else ""
     add_note(error, f"raised in {_name_of(callback)}, a callback of a future{where}")
-    set_attribute(error, "__traceback__", None)
+    without_traceback(error)
     if isinstance(error, RuntimeError) or not isinstance(error, Exception):
         return error
     # The words are torch's.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.devices.maps import DeviceMap
-from lockstitch.errors import print_error, repr_of
+from lockstitch.errors import print_error, repr_of, traceback_of
 from lockstitch.ids import WorkerId, WorkerInfo
 from lockstitch.memory.pools import WarmBuffers, default_capacity
 from lockstitch.runtime.event_loop import EventLoop
@@ -131,7 +131,7 @@ class Core:
         """An error that no caller can be told: printed, and kept for `statistics`."""
         self.note("error", repr_of(error))
         if not self.is_closed:
-            print_error(error, error.__traceback__)
+            print_error(error, traceback_of(error))
 
     def device_map(self, peer: WorkerInfo) -> DeviceMap | None:
         """What the device map for that peer says; None where there is none."""

@@ -293,7 +293,8 @@ class Invocation:
         self._conclude(then, None, error)
 
     def _print(self, error: BaseException) -> None:
-        if not isinstance(error, LockstitchError) and not self._core.is_closed:
+        is_ours = issubclass(type(error), LockstitchError)  # `isinstance` asks the error, too
+        if not is_ours and not self._core.is_closed:
             _print_error(error, self._core.info.name)
 
     def _settle(
@@ -310,7 +311,7 @@ class Invocation:
             value, error = None, raised if cause is None else cause
         except BaseException as raised:  # noqa: BLE001 - raised where the caller waits
             value, error = None, raised
-            if self._coroutine is not None and not isinstance(raised, CancelledError):
+            if self._coroutine is not None and not issubclass(type(raised), CancelledError):
                 self._print(raised)
         if isinstance(value, BaseException):
             value, error = None, value
@@ -448,6 +449,6 @@ def _deferred(value: Any, what: str) -> Deferred:
 
 def _print_error(error: BaseException, worker: str) -> None:
     """Also the callee's operator should see it: nobody may be waiting for the answer."""
-    text = remote_errors.traceback_of(error)
+    text = remote_errors.story_of(error)
     with contextlib.suppress(OSError, ValueError):  # whoever read stderr is gone
         print(f"On worker {worker!r}:\n{text}", file=sys.stderr)

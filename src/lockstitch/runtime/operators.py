@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lockstitch.errors import OperatorArgumentsError
+from lockstitch.errors import OperatorArgumentsError, without_traceback
 from lockstitch.torch_internals.calls import find_operator, operation_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,6 @@ def explain(
             lines = dict.fromkeys(str(explanation).splitlines())  # it names many schemas twice
             text = "\n".join([*filter(None, lines), str(error)])
             explained = OperatorArgumentsError(text)
-            explained.__cause__ = error.with_traceback(None)  # no more than this very call
+            explained.__cause__ = without_traceback(error)  # no more than this very call
             return explained
     return error

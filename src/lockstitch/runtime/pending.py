@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from lockstitch.devices.streams import use_here
-from lockstitch.errors import CallCancelledError, RpcError, copy_of
+from lockstitch.errors import CallCancelledError, RpcError, copy_of, without_traceback
 from lockstitch.imports import IMPORTS
 from lockstitch.modes import are_plain, plain_modes
 from lockstitch.runtime import callbacks
@@ -188,7 +188,7 @@ class Future(torch.futures.Future[T]):
             # Not set_exception: a completed future would not survive that somebody tries it.
             set_unwrap_function(self, _unwrap)
             # The C++ side holds the error where no garbage collector looks: frames would never go.
-            error = error.with_traceback(None)
+            error = without_traceback(error)
         try:
             self.set_result(value if error is None else error)  # type: ignore[arg-type]
         except RuntimeError:

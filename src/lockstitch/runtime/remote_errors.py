@@ -22,9 +22,10 @@ from lockstitch.errors import (
     format_error,
     set_attribute,
     text_of,
+    traceback_of,
 )
 from lockstitch.imports import loads
-from lockstitch.interrupts import may_be_interrupt
+from lockstitch.interrupts import OWN_ERRORS_IGNORED, may_be_interrupt
 from lockstitch.wire.unpickling import load_plain
 
 if TYPE_CHECKING:
@@ -63,26 +64,23 @@ _CALLERS: Final = {
 
 def describe(error: BaseException, worker: str) -> Described:
     """What `rebuild` needs."""
-    text = traceback_of(error)
-    kind = type(error)
-    pickled = None
-    if isinstance(error, Exception):
-        try:
-            pickled = _dumps(error)
-        except BaseException as raised:  # whatever a __reduce__ may raise: then it goes as text
-            if may_be_interrupt(raised):
-                raise
-    return worker, kind.__qualname__, text_of(error), text, pickled
+    with OWN_ERRORS_IGNORED:
+        pickled = None
+        if isinstance(error, Exception):
+            with OWN_ERRORS_IGNORED:  # whatever a __reduce__ may raise: then it goes as text
+                pickled = _dumps(error)
+        return worker, type(error).__qualname__, text_of(error), story_of(error), pickled
+    return worker, "an exception", "(it cannot be shown)", "", None
 
 
-def traceback_of(error: BaseException) -> str:
+def story_of(error: BaseException) -> str:
     """The traceback from where the user's function begins. Where that has not begun, none, if the
     error says all; else all of it, for it may be a bug of ours."""
-    begin = last = error.__traceback__
+    begin = last = traceback_of(error)
     while begin is not None and begin.tb_frame.f_code.co_filename.startswith(_OURS):
         last, begin = begin, begin.tb_next
     if begin is None and not (isinstance(error, LockstitchError) or _is_call(last)):
-        begin = error.__traceback__
+        begin = traceback_of(error)
     return format_error(error, begin)
 
 

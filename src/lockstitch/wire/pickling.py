@@ -18,7 +18,7 @@ import cloudpickle
 import numpy
 import torch
 
-from lockstitch.errors import LockstitchError, SerializationError
+from lockstitch.errors import LockstitchError, SerializationError, traceback_of
 from lockstitch.wire import arrays
 from lockstitch.wire.compiled import compile_here, is_compiled, parts_of
 from lockstitch.wire.encodings import (
@@ -236,7 +236,7 @@ def _refusal(value: object, reason: str) -> SerializationError:
 def _from_users_code(error: BaseException) -> BaseException | None:
     """The error, if it was raised in code that can be looked at (the traceback then says where), or
     None if the pickler itself raised it, which has said all."""
-    last = error.__traceback__
+    last = traceback_of(error)
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     own = last is not None and last.tb_frame.f_code.co_filename in _OF_PICKLERS

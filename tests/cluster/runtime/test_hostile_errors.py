@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lockstitch import autograd, rpc
+from lockstitch.errors import own_attribute
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -59,6 +60,27 @@ class HiddenError(Exception):
         raise ValueError
 
 
+class UnnotableError(Exception):
+    @property
+    def __notes__(self) -> list[str]:
+        raise SystemExit
+
+
+class UncausedError(Exception):
+    @property
+    def __cause__(self) -> BaseException:  # type: ignore[override]
+        raise ValueError
+
+
+class UntraceableError(Exception):
+    __traceback__ = "nowhere"  # type: ignore[assignment]
+
+
+class DeafError(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
 HOSTILE = [
     UnpicklableError,
     UnshowableError,
@@ -67,6 +89,10 @@ HOSTILE = [
     FalsyError,
     FrozenError,
     HiddenError,
+    UnnotableError,
+    UncausedError,
+    UntraceableError,
+    DeafError,
 ]
 
 
@@ -160,5 +186,6 @@ def test_it_reaches_whoever_waits(cluster: LocalCluster, kind: type[Exception]) 
     for way, error in raised.items():
         assert isinstance(error, Exception), way
         if kind is not UnshowableError:
-            words = f"{type(error).__name__} {error.args} {error.__cause__!r}"
+            args, cause = (own_attribute(error, name) for name in ("args", "__cause__"))
+            words = f"{type(error).__name__} {args} {cause!r}"
             assert kind.__name__ in words or "what was raised" in words, (way, words)

@@ -10,9 +10,9 @@ from typing import Any
 
 import cloudpickle
 
-from lockstitch.errors import add_note, format_error, set_attribute, text_of
+from lockstitch.errors import add_note, format_error, set_attribute, text_of, traceback_of
 from lockstitch.imports import loads
-from lockstitch.interrupts import may_be_interrupt
+from lockstitch.interrupts import OWN_ERRORS_IGNORED
 from lockstitch.runtime.remote_errors import RemoteTraceback
 
 
@@ -41,23 +41,19 @@ class Failure:
     def _rebuild(self, story: str) -> BaseException:
         kind: Any = RuntimeError
         if self.pickled is not None:
-            try:
+            with OWN_ERRORS_IGNORED:  # constructors of users' exceptions raise anything
                 kind, pickled = loads(self.pickled)
                 if pickled is not None:
                     error = loads(pickled)
                     if isinstance(error, Exception):
                         return error
                 return kind(story)  # type: ignore[no-any-return]
-            except BaseException as raised:  # constructors of users' exceptions raise anything
-                if may_be_interrupt(raised):
-                    raise
-                return RuntimeError(story)
         return RuntimeError(story)
 
 
 def describe(error: BaseException, slot: str, *, crosses: bool) -> Failure:
     """What is to be told of `error`; `crosses`: to another process."""
-    text = format_error(error, error.__traceback__)
+    text = format_error(error, traceback_of(error))
     kind = type(error).__qualname__
     message = text_of(error)
     if not crosses:
@@ -70,9 +66,6 @@ def describe(error: BaseException, slot: str, *, crosses: bool) -> Failure:
 
 def _dumps(value: object) -> bytes | None:
     for dumps in (pickle.dumps, cloudpickle.dumps):
-        try:
+        with OWN_ERRORS_IGNORED:  # whatever a __reduce__ raises: the text goes in any case
             return dumps(value, 5)
-        except BaseException as raised:  # whatever a __reduce__ raises: the text goes in any case
-            if may_be_interrupt(raised):
-                raise
     return None
