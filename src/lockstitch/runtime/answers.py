@@ -136,7 +136,6 @@ class Answers:
         except raised_later as raised:  # where the user waits
             error = raised
         if begun:
-            pending.peer = self._peers.info_of(peer).name
             note_answer(self._core, pending, begun, received, has_failed=error is not None)
         # Out here, so that what a callback raises has not come up while handling that.
         body = getattr(answer, "body", None)

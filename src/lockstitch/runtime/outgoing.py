@@ -244,10 +244,9 @@ class Outgoing:
         try:
             channel = self._peers.channel(to, pending)
             completion.attach(channel, pending)
-            if RECORDER.is_on:
-                pending.peer = channel.peer.name
+            pending.peer = channel.peer.name
             send(channel)
-            if RECORDER.is_on and pending.peer:
+            if RECORDER.is_on:
                 note_sent(self._core, pending)
             channel.expect_answers()
         except (ConnectionError, RpcTimeoutError) as error:

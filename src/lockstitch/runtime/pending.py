@@ -99,9 +99,9 @@ class Pending:
     number = 0
     """That of the request, once it has one."""
     sent = 0
+    """The size of the values that the request brings, while somebody looks on."""
     peer = ""
-    """The size of the values that the request brings, and, where no thread waits for the answer, to
-    whom, while somebody looks on."""
+    """Whose answer it is, where no thread waits for it."""
     is_shared = False
     """Others than readers of the connection may finish it."""
 

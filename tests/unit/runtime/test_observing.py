@@ -12,6 +12,7 @@ from lockstitch import rpc
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.spans import spans_of
 from lockstitch.attach.traffic import Traffic
+from lockstitch.errors import RpcTimeoutError
 from lockstitch.observe.flows import find_flows
 from lockstitch.rpc.functions import async_execution
 from lockstitch.runtime.functions import name_of
@@ -30,6 +31,11 @@ def fail() -> None:
 
 async def pause() -> int:
     return 3
+
+
+@async_execution
+def never() -> torch.futures.Future[None]:
+    return torch.futures.Future()
 
 
 @async_execution
@@ -157,3 +163,16 @@ def test_a_call_that_cannot_be_sent_is_noted_as_failed(cluster, monkeypatch) -> 
 
     spans = record(call)
     assert [(each.kind, each.peer) for each in spans if each.has_failed] == [("answer", "worker1")]
+
+
+def test_a_call_whose_time_is_over_has_failed_though_it_began_before_calls_were_counted(
+    cluster, monkeypatch
+) -> None:
+    monkeypatch.setattr(RECORDER, "_traffic", Traffic())
+    RECORDER.stop_counting()
+    future = rpc.rpc_async("worker1", never, timeout=0.05)
+    RECORDER.count()
+    with pytest.raises(RpcTimeoutError):
+        future.wait()
+    (made,) = [e for e in RECORDER.counted("worker0") if e.function == name_of(never)]
+    assert (made.peer, made.count, made.failed) == ("worker1", 1, 1)
