@@ -6,7 +6,8 @@ before the code knows of it, and the lock is never given back. The law of this l
 
 1. A wait ends at an interrupt, wherever it is, and raises it where the user waits.
 2. Nothing is lost by it. Who is struck between taking something and noting it is the danger, so
-   the two are one step: a call from C, here `list.extend` over `map(lock.acquire, …)`.
+   the two are one step: a call from C, here of `lock.acquire` by `map`, whose result is put where
+   it is noted by `list.extend`, or by a `for` before its body begins.
 3. What gives back stands in a `finally`, with nothing before it that calls anything; `with lock:`
    of a plain lock obeys that, a context manager written in Python does not.
 4. Whoever is woken to do what others wait for, and is struck, wakes the next before it goes.
@@ -36,15 +37,15 @@ _BLOCKING: Final = (True,)
 
 def if_free(lock: threading.Lock, task: Callable[[Unpack[Ts]], object], *args: Unpack[Ts]) -> bool:
     """Runs `task(*args)` while holding `lock`, if nobody else has it now; whether that was so."""
-    held: list[bool] = []
+    is_mine = False
     try:
-        held.extend(map(lock.acquire, _NOT_BLOCKING))
-        if held[0]:
-            task(*args)
+        for is_mine in map(lock.acquire, _NOT_BLOCKING):  # taken and noted in one step
+            if is_mine:
+                task(*args)
     finally:
-        if True in held:
+        if is_mine:
             lock.release()
-    return held[0]
+    return is_mine
 
 
 def when_free(

@@ -122,15 +122,16 @@ class RingWriter(Ring):
         words = self.words
         if words[SLEEPS] or words[TAKEN] != position:
             return False
-        tail = self._tail + len(frame)
-        if tail - words[HEAD] > self.capacity:
+        before, capacity = self._tail, self.capacity
+        tail = before + len(frame)
+        if tail - words[HEAD] > capacity:
             return False
-        start = self._tail % self.capacity
-        end = start + len(frame)
-        if end <= self.capacity:  # as `store` would, and sooner
+        start = before % capacity
+        end = start + tail - before
+        if end <= capacity:  # as `store` would, and sooner
             self._data[start:end] = frame
         else:
-            self.store(self._tail, frame)
+            self.store(before, frame)
         self.is_doubtful = True
         words[TAIL] = self._tail = tail
         if not self.doorbell.reason(SLEEPS) or words[HEAD] == tail:  # `is_noticed`, a call less
@@ -168,10 +169,15 @@ class RingReader(Ring):
         count = words[TAIL] - head
         if not count:
             return False
-        if not 0 < count <= self.capacity:
-            raise ConnectionError(f"a ring of {self.capacity} bytes cannot hold {count}")
-        count = min(count, len(view))
-        view[:count] = self.load(head, count)
+        capacity = self.capacity
+        if not 0 < count <= capacity:
+            raise ConnectionError(f"a ring of {capacity} bytes cannot hold {count}")
+        most = len(view)
+        count = count if count < most else most
+        start = head % capacity
+        end = start + count
+        # As `load` would, and sooner, where it is in one piece.
+        view[:count] = self._data[start:end] if end <= capacity else self.load(head, count)
         counts += (count,)
         words[HEAD] = self.head = head + count
         return True

@@ -34,7 +34,8 @@ class DurationEstimate:
 
     def note(self, seconds: float) -> None:
         """One of them has ended after so long."""
-        self.usual_seconds += (min(seconds, self._most_seconds) - self.usual_seconds) / 4
+        most = self._most_seconds
+        self.usual_seconds += ((seconds if seconds < most else most) - self.usual_seconds) / 4
 
 
 class WorkEstimate:

@@ -148,14 +148,8 @@ class OutgoingFunctions:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.sent: dict[Callable[..., Any], CallEstimate] = {}
+        """The functions whose definition has left."""
         self.defining = threading.Lock()
-
-    def known(self, function: Callable[..., Any]) -> CallEstimate | None:
-        """`function`, if its definition has left."""
-        try:
-            return self.sent.get(function)
-        except TypeError:  # see `define`
-            return None
 
     def define(self, function: Callable[..., Any]) -> tuple[int, bytes | None]:
         """The number for `function` and, until `mark_sent`, the definition that must go with it."""

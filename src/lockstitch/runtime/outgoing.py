@@ -258,18 +258,18 @@ class Outgoing:
             given = timeout if timeout > 0 else None
         except TypeError:
             raise TypeError(f"timeout is a number of seconds, not {timeout!r}") from None
-        if future is None:
+        if future is None and INHERITED.loop_of is not None:
             refuse_to_block("waiting for an answer")
         seconds = given if timeout >= 0 else (self.default_timeout or None)
         inherited = INHERITED.deadline
         now = self._now()
         if seconds is None and inherited is None:
-            pending = Pending(None, None, future, since=now)
+            pending = Pending(None, None, future, now)
         else:
             if inherited is not None and (seconds is None or inherited - now < seconds):
                 seconds = given = max(inherited - now, 0.0)
             assert seconds is not None
-            pending = Pending(now + seconds, seconds, future, since=now, travels=given)
+            pending = Pending(now + seconds, seconds, future, now, given)
         if not _is_grad_enabled():
             pending.records = False
         return pending
@@ -289,32 +289,32 @@ class Outgoing:
             channel.wait_for_fewer(pending)
         if self.before_call is not None and channel.requested % _CALLS_BETWEEN == 0:
             self.before_call()
-        functions = channel.functions
-        pending.estimate = known = functions.known(function)
+        functions, values = channel.functions, self._values
+        try:
+            pending.estimate = known = functions.sent.get(function)
+        except TypeError:  # see `define`
+            known = None
         number, definition = functions.define(function) if known is None else (known.number, None)
-        kept: list[object] = []
-        call = (function, args, kwargs)
         leaf_ids: Collection[int] = ()
         try:
-            flat = None if kwargs or number == BY_VALUE else pack_arguments(args)
-            if flat is not None:
-                body = flat
-            else:
-                body, leaf_ids = self._values.pack_call(call, number, channel.peer.worker, kept)
+            body = None if kwargs or number == BY_VALUE else pack_arguments(args)
+            if body is None:
+                call, kept = (function, args, kwargs), list[object]()
+                body, leaf_ids = values.pack_call(call, number, channel.peer.worker, kept)
+                pending.kept = kept or None
         except Exception as error:
-            refusal = self._values.refusal_of_call(error, call, channel.peer.name)
+            call = (function, args, kwargs)
+            refusal = values.refusal_of_call(error, call, channel.peer.name)
             if refusal is error:
                 raise
             raise refusal from refusal.__cause__
-        if kept:
-            pending.kept = kept
         if body.items:
             _weigh(pending, body, channel)
         elif RECORDER.is_on:
             pending.sent = len(body.stream)
-        interceptor, stitch = self._values.interceptor, None
+        interceptor, stitch = values.interceptor, None
         if interceptor is not None and interceptor.is_active():
-            stitch = self._values.stitch(channel.peer.worker, body.items, leaf_ids)
+            stitch = values.stitch(channel.peer.worker, body.items, leaf_ids)
         if definition is None:
             return channel.request(
                 pending,

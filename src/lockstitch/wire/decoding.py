@@ -53,13 +53,12 @@ class IncomingFrame:
     def __init__(
         self,
         layout: Layout,
-        inline: memoryview,
+        loaded: tuple[Any, ...],
         most_items: int,
         receiver: TensorReceiver,
         *,
         is_authenticated: bool = False,
     ) -> None:
-        loaded = layout.load(inline)
         self._layout = layout
         self._values = list(loaded[: layout.count])
         layout.restore(self._values)
@@ -221,44 +220,49 @@ class FrameDecoder:
     def _take_inline(self) -> bool:
         """Takes one frame's inline part from the buffer; False when it is not complete."""
         start = self._start
-        available = self._end - start
-        if available < HEADER_BYTES:
+        if self._end - start < HEADER_BYTES:
             self._make_room(HEADER_BYTES)
             return False
         inline_length, kind, flags, number, small, bulk_length = _read_header(self._view, start)
         limits = self._limits
         if flags or bulk_length or inline_length > limits.inline_bytes:
             self._check_lengths(inline_length, flags, bulk_length)
-        whole = HEADER_BYTES + inline_length
-        if available < whole:
-            self._make_room(whole)
+        end = start + HEADER_BYTES + inline_length
+        if end > self._end:
+            self._make_room(end - start)
             return False
         if small > inline_length:
             raise RemoteProtocolError("a frame's small tensors are longer than the frame")
-        inline = self._view[start + HEADER_BYTES : start + whole]
+        inline = self._view[start + HEADER_BYTES : end]
         if self._is_strict:
             check_marshal(inline[: inline_length - small], limits.nesting)
         layout = self._layouts.get(kind) or self._layout(kind)
-        address = self._address + start + whole - small
-        if not bulk_length:
-            simple = layout.read(inline, address, small, limits.items)
-            if simple is not None:
-                return self._keep(simple, start + whole)
+        loaded = layout.load(inline)
+        address = self._address + end - small if small else 0
+        message = None if bulk_length else layout.read(loaded, address, small, limits.items)
         lease: Lease | None = None
-        if flags:
-            receiver, lease = self._receiver_in_window(address, small, number, bulk_length)
+        if message is None:
+            segment = number if flags else None
+            receiver, lease = self._receiver(address, small, bulk_length, segment)
+            frame = IncomingFrame(
+                layout, loaded, limits.items, receiver, is_authenticated=self.is_authenticated
+            )
+            if frame.targets:
+                self._target = self._filled = 0
+                self._frame, self._start, self.is_open = frame, end, False
+                return True
+            message = frame.message()
+        append = self.messages.append
+        is_last = end == self._end and len(self._view) == self._capacity
+        if lease is not None:
+            lease.end = lease.give_back  # before it, an interrupted reader begins again
+        if is_last:
+            self._start = self._end = 0
         else:
-            receiver = TensorReceiver(address, small, bulk_length, self._allocate)
-        frame = IncomingFrame(
-            layout, inline, limits.items, receiver, is_authenticated=self.is_authenticated
-        )
-        if frame.targets:
-            self._target = self._filled = 0
-            self._frame = frame
-            self._start = start + whole
-            self.is_open = False
-            return True
-        return self._keep(frame.message(), start + whole, lease)
+            self._start = end
+        self.is_open = False
+        append(message)
+        return not is_last
 
     def _layout(self, kind: int) -> Layout:
         if kind not in KINDS:
@@ -278,28 +282,19 @@ class FrameDecoder:
                 "or flags that are unknown here"
             )
 
-    def _keep(self, message: Message, end: int, lease: Lease | None = None) -> bool:
-        """A message is complete that ends at `end` of the buffer; whether to look for more."""
-        append = self.messages.append
-        is_last = end == self._end and len(self._view) == self._capacity
-        if lease is not None:
-            lease.end = lease.give_back  # before it, an interrupted reader begins again
-        if is_last:
-            self._start = self._end = 0
-        else:
-            self._start = end
-        self.is_open = False
-        append(message)
-        return not is_last
-
-    def _receiver_in_window(
-        self, address: int, small: int, number: int, bulk_length: int
-    ) -> tuple[TensorReceiver, Lease]:
+    def _receiver(
+        self, address: int, small: int, bulk_length: int, segment: int | None
+    ) -> tuple[TensorReceiver, Lease | None]:
+        """`segment`: where the bulk lies, if it does not come in the stream."""
+        if segment is None:
+            return TensorReceiver(address, small, bulk_length, self._allocate), None
         if self._open_window is None:
-            raise RemoteProtocolError(f"a frame names a segment, {number}, where there can be none")
-        buffer, lease = self._open_window(number)
+            raise RemoteProtocolError(
+                f"a frame names a segment, {segment}, where there can be none"
+            )
+        buffer, lease = self._open_window(segment)
         if bulk_length > len(buffer):
-            raise RemoteProtocolError(f"segment {number} has no room for {bulk_length:,} bytes")
+            raise RemoteProtocolError(f"segment {segment} has no room for {bulk_length:,} bytes")
         return WindowTensorReceiver(address, small, bulk_length, buffer), lease
 
     def _take_bulk(self) -> bool:

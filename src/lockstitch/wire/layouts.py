@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _IDS: Final = (GlobalId, WorkerId)
-_PAYLOAD: Final = ("body.encoding", "body.stream", "body.items")
 _new_tuple: Final = tuple.__new__  # half of what it costs to call the class of a named tuple
 
 L = TypeVar("L", bound="Layout")
@@ -103,13 +102,14 @@ class Layout:
 
     def __init__(self, cls: type[Message]) -> None:
         self.cls = cls
+        self.kind = cls.KIND
         hints = typing.get_type_hints(cls, vars(sys.modules[cls.__module__]))
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         self.has_body = names[-1:] == ["body"]
         plain_names = names[:-1] if self.has_body else names
         self.stitch = plain_names.index("stitch") if "stitch" in plain_names else None
         self.count = len(plain_names)
-        self._get = _getter([*plain_names, *_PAYLOAD * self.has_body])
+        self._get = _getter(plain_names)
         self._checks = [check_of(hints[name]) for name in plain_names]
         self._restorers = [
             (place, restore)
@@ -127,6 +127,8 @@ class Layout:
         """The fields of a message as exact tuples, numbers and texts, with the three of a payload
         in its place."""
         values = self._get(message)
+        if self.has_body:
+            values += message.body  # type: ignore[attr-defined]
         if self._flat and (self.stitch is None or values[self.stitch] is None):
             return values
         plain = list(values)
@@ -150,7 +152,7 @@ class Layout:
         """The values of a frame."""
         try:
             loaded = marshal.loads(inline)
-        except (ValueError, EOFError, TypeError) as error:
+        except (ValueError, EOFError, TypeError, MemoryError) as error:
             raise RemoteProtocolError(
                 f"the fields of a {self.cls.__name__} are not readable"
             ) from error
@@ -160,22 +162,26 @@ class Layout:
             )
         return loaded
 
-    def read(self, inline: memoryview, address: int, small: int, most_items: int) -> Message | None:
-        """The message of a frame whose items, if any, are small and plain tensors (`small` bytes at
-        `address`); None for others. (`IncomingFrame` reads any frame; this is the short way for
-        most.)"""
-        loaded = self.load(inline)
+    def read(
+        self, loaded: tuple[Any, ...], address: int, small: int, most_items: int
+    ) -> Message | None:
+        """The message of a frame with these values whose items, if any, are small and plain tensors
+        (`small` bytes at `address`); None for others. (`IncomingFrame` reads any frame; this is the
+        short way for most.)"""
+        fields: Any
         if not self.has_body:
             fields = list(loaded)
             self.restore(fields)
             return self.cls(*fields) if not small else None
-        *fields, encoding, stream, headers = loaded
+        fields, body = loaded[:-3], loaded[-3:]
         if not self._flat or (self.stitch is not None and fields[self.stitch] is not None):
+            fields = list(fields)
             self.restore(fields)
+        encoding, stream, headers = body
         if type(stream) is not bytes or type(headers) is not tuple:
             return None
         if not headers and not small:
-            return self.cls(*fields, _new_tuple(Payload, (encoding, stream, ())))  # type: ignore[call-arg]
+            return self.cls(*fields, _new_tuple(Payload, body))  # type: ignore[call-arg]
         if len(headers) > most_items or not are_plain():
             return None
         items = take_small(headers, address, small)

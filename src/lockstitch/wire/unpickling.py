@@ -108,13 +108,13 @@ def missing_here(what: str, error: ImportError | AttributeError) -> Serializatio
 
 
 def _unpack_flat(stream: bytes | memoryview, items: Sequence[Any]) -> Any:
+    if not items:
+        return marshal.loads(stream)
     if (stream == ONE_ITEM and len(items) == 1) or (stream == TWO_ITEMS and len(items) == 2):
         return tuple(items)
     if stream == ONE_ITEM_TWICE and len(items) == 1:
         return items[0], items[0]
     value = marshal.loads(stream)
-    if not items:
-        return value
     source = iter(items)
     filled = [
         next(source) if entry is ... else items[entry[0]] if type(entry) is tuple else entry

@@ -394,10 +394,10 @@ def test_what_a_reader_of_the_pool_leaves_is_taken_while_its_task_goes_on() -> N
         decoder, over = channel.decoder, threading.Event()
 
         def handle_and_go_on() -> None:
-            thread_pool._thread.after = []  # as the handler of a message that spawns tasks
+            thread_pool._local.thread.after = []  # as the handler of a message that spawns tasks
             channel._right.pass_on()
             over.wait()
-            thread_pool._thread.after = None
+            thread_pool._local.thread.after = None
 
         with channel._right.lock:
             stage.peer.reply(call, "one")

@@ -56,14 +56,12 @@ def test_fields_that_cannot_be_read_are_the_peers_fault(inline: memoryview) -> N
 
 def test_the_short_way_reads_plain_messages_and_leaves_others_alone() -> None:
     layout = layout_of(ForkRequest)
-    inline = dumped(*layout.values(FORK))
-    assert layout.read(inline, 0, 0, 8) == FORK
-    assert layout.read(inline, 0, 4, 8) is None, "somebody must refuse the bytes that are left over"
+    loaded = layout.values(FORK)
+    assert layout.read(loaded, 0, 0, 8) == FORK
+    assert layout.read(loaded, 0, 4, 8) is None, "somebody must refuse the bytes that are left over"
     layout, fields = layout_of(Call), layout_of(Call).values(CALL)[:-3]
-    assert layout.read(dumped(*fields, PICKLE, b"", ()), 0, 0, 8) == CALL
-    assert layout.read(dumped(*fields, PICKLE, 70_000, ()), 0, 0, 8) is None, (
-        "the stream comes later"
-    )
+    assert layout.read((*fields, PICKLE, b"", ()), 0, 0, 8) == CALL
+    assert layout.read((*fields, PICKLE, 70_000, ()), 0, 0, 8) is None, "the stream comes later"
 
 
 def test_layouts_are_worked_out_once() -> None:
