@@ -50,6 +50,8 @@ class Spreading:
         self._now = now
         self._next_look = 0.0
         self._not_before = 0.0
+        self.is_tight = False
+        """Whether there are more ranks than processors on which this one may run."""
         self._idle = IdleWatch(self._processors)
 
     def note_wait(self) -> None:
@@ -72,7 +74,9 @@ class Spreading:
         self._places[self._rank] = here + 1
         if now < self._not_before:
             return
-        target, others = self._better(here, processors.allowed())
+        allowed = processors.allowed()
+        self.is_tight = len(allowed) < len(self._places)
+        target, others = self._better(here, allowed)
         if target is None:
             self._idle.forget()
             return

@@ -121,3 +121,10 @@ def test_who_may_not_move_stays() -> None:
     host.threads[1].may_move = False
     for _ in range(4):
         assert host.wait(idle=[1]) == [0, 0]
+
+
+def test_more_ranks_than_processors_are_tight() -> None:
+    for ranks, is_tight in ((2, False), (3, True)):
+        host = Host(ranks)
+        host.wait()
+        assert [each.is_tight for each in host.spreadings] == [is_tight] * ranks
