@@ -315,6 +315,8 @@ class _Reducing:
     def _reduce_code(self, obj: object) -> Any:
         """Modules, and functions that were compiled."""
         if isinstance(obj, torch.nn.Module):
+            if isinstance(obj, torch.jit.ScriptModule):  # torch's own words name none of it
+                raise pickle.PicklingError(f"Script module {obj.original_name!r} is compiled")
             own_way = getattr(type(obj), "__rpc_reduce__", None)
             if own_way is not None:
                 return own_way(obj)
@@ -379,7 +381,10 @@ def _advice(reason: str) -> str:
     """Returns what a user can do about an object that torch refuses to pickle, such as a script."""
     if not reason.startswith("Script"):
         return ""
-    return " (TorchScript is not carried: pass the Python function that was scripted)"
+    return (
+        " (TorchScript is not carried: pass the Python function or module that was scripted, or "
+        "the bytes that torch.jit.save writes)"
+    )
 
 
 def shorten(value: object) -> str:

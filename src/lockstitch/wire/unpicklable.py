@@ -11,6 +11,8 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from lockstitch.wire.encodings import PicklingRegistry, Records
 from lockstitch.wire.pickling import can_pack, shorten
 
@@ -91,7 +93,8 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, obje
 
 
 def _has_own(cls: type, way: str) -> bool:
-    return getattr(cls, way, None) is not getattr(object, way, None)
+    usual = (getattr(each, way, None) for each in (object, torch.nn.Module))
+    return getattr(cls, way, None) not in usual
 
 
 def _state_of(value: object) -> dict[str, Any]:

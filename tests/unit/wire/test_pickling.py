@@ -318,8 +318,18 @@ class LikeAScript:
 
 
 def test_of_a_scripted_function_is_said_what_to_send_instead() -> None:
-    with pytest.raises(SerializationError, match="pass the Python function that was scripted"):
+    said = "pass the Python function or module that was scripted"
+    with pytest.raises(SerializationError, match=said):
         pack(LikeAScript(), PicklingRegistry())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+def test_a_scripted_module_is_refused_in_the_same_words() -> None:
+    scripted = torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(
+        SerializationError, match="'Linear' is compiled .* module that was scripted"
+    ):
+        pack({"model": [scripted]}, PicklingRegistry())
 
 
 def test_refusal_does_not_need_a_repr() -> None:

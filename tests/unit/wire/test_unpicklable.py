@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 from lockstitch.trust.registry import Registry
 from lockstitch.wire.encodings import PicklingRegistry
@@ -72,6 +73,12 @@ def found(value: Any, registry: PicklingRegistry | None = None) -> str:
 )
 def test_the_innermost_part_is_named(value: Any, path: str) -> None:
     assert found(value).startswith(f"{path} is ")
+
+
+def test_it_is_named_within_a_module_of_torch() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    module[0].lock = LOCK
+    assert found(module).startswith("it._modules['0'].lock is ")
 
 
 def test_what_holds_itself_is_no_trap() -> None:
