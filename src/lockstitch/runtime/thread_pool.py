@@ -461,7 +461,7 @@ class ThreadPool:
         """Reads what a source has; whether this thread is the reader still."""
         try:
             source.serve()
-        except Exception as error:  # noqa: BLE001 - one broken source must not end the reading
+        except BaseException as error:  # noqa: BLE001 - one broken source must not end the reading
             self._report(error)
         return _local.thread.is_reader
 

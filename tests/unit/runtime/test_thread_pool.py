@@ -205,10 +205,11 @@ def _raiser(error: BaseException) -> Callable[[], None]:
     return function
 
 
-def test_failing_source_does_not_end_the_reading(scene: Scene) -> None:
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_failing_source_does_not_end_the_reading(scene: Scene, kind: type[BaseException]) -> None:
     class Broken(Inbox):
         def serve(self) -> None:
-            raise ValueError("broken source")
+            raise kind("broken source")
 
     Broken(scene.thread_pool).put(QUICK, lambda: None)
     wait_until(lambda: scene.errors)
