@@ -77,9 +77,12 @@ def find(known: Sequence[Outline], wanted: str | None) -> Outline:
         )
     names = ", ".join(f"{each.name} (pid {each.pid})" for each in (found or known))
     if not found:
-        raise JobNotFoundError(f"no job is called {wanted}, nor has it a process {wanted}: {names}")
-    which = "there are several" if wanted is None else f"several are meant by {wanted}"
-    raise JobNotFoundError(f"{which}; name one by the number of a process: {names}")
+        raise JobNotFoundError(
+            f"no job is called {wanted}, and none has a process of that number; there are: {names}"
+        )
+    which = "several jobs run" if wanted is None else f"several jobs are called {wanted}"
+    how = "its name, or " if wanted is None else ""
+    raise JobNotFoundError(f"{which}; say which by {how}the number of a process: {names}")
 
 
 def job_of(outline: Outline, answers: Answers) -> Job:

@@ -53,14 +53,14 @@ def test_a_job_is_found_by_its_name_or_by_a_process() -> None:
         assert find(known, wanted).pid == 5
     for wanted in ("serve", "20", "6"):
         assert find(known, wanted).pid == 20
-    with pytest.raises(JobNotFoundError, match=r"there are several.*train \(pid 5\)"):
+    with pytest.raises(JobNotFoundError, match=r"several jobs run.*train \(pid 5\)"):
         find(known, None)
     with pytest.raises(JobNotFoundError, match="no job is called nothing"):
         find(known, "nothing")
     with pytest.raises(JobNotFoundError, match="no process of this user"):
         find([], "train")
     twice = outlines([card(3, program="train"), card(4, program="train")])
-    with pytest.raises(JobNotFoundError, match="several are meant by train"):
+    with pytest.raises(JobNotFoundError, match="several jobs are called train"):
         find(twice, "train")
     assert find(twice, "4").pid == 4
 
