@@ -146,7 +146,10 @@ class AutogradService:
         """
         current = current_context(self)
         if current is not None:
-            raise RuntimeError(f"Already have an autograd context id for this thread: {current.id}")
+            raise RuntimeError(
+                f"Already have an autograd context id for this thread: {current.id}. A thread is "
+                "in one context at a time: end its block first, or open the other in another thread"
+            )
         context = self._contexts.open()
         set_current_context(context)
         return context

@@ -11,6 +11,8 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from torch.nn import Module
+
 from lockstitch.errors import RpcError, add_note, text_of
 from lockstitch.optim.gradients import gather_gradients
 from lockstitch.optim.groups import PARAMS, Change, shown
@@ -197,4 +199,9 @@ def _as_group(given: Given) -> dict[str, Any]:
 def _members(given: Given) -> list[Any]:
     references, names, _ = given
     parameters = [reference.local_value() for reference in references]
+    if any(isinstance(each, Module) for each in parameters):
+        raise TypeError(
+            "params_rref has a reference to a module: parameters_of(reference) refers to each of "
+            "its parameters"
+        )
     return parameters if names is None else list(zip(names, parameters, strict=True))

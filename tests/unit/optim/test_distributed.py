@@ -151,3 +151,8 @@ def test_an_owner_that_took_no_part_in_the_context_is_left_alone(cluster) -> Non
     before = idle.rpc_sync().get_weight()
     train([busy], optimizer, torch.rand(3, 3))
     assert torch.equal(idle.rpc_sync().get_weight(), before)
+
+
+def test_of_a_reference_to_a_module_is_said_how_to_refer_to_its_parameters(cluster) -> None:
+    with pytest.raises(TypeError, match=r"to a module: parameters_of\(reference\)"):
+        DistributedOptimizer(optim.SGD, [rpc.remote("worker1", torch.nn.Linear, (2, 2))], lr=0.1)
