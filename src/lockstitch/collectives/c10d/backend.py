@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -184,7 +183,7 @@ class C10dBackend:
         handle.is_begun = True
         if handle.request.kind is Kind.JOIN:
             self._joining = handle
-            self._link.tell(Join(time.time_ns()))
+            self._link.tell(Join())
             return
         cached, request = handle.cached, handle.request
         process_set = self._sets[request.process_set]
@@ -216,7 +215,7 @@ class C10dBackend:
 
     def join(self) -> None:
         """This rank has joined, as the session's backend is told; that says, too, when all have."""
-        self._link.tell(Join(time.time_ns()))
+        self._link.tell(Join())
 
     def advance(self) -> None:
         """Does nothing: threads of its own do the work."""

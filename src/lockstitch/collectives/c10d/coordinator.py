@@ -8,6 +8,7 @@ that says what makes no sense counts as lost, and so does one that says that it 
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstitch.collectives.arithmetic import element_count
@@ -81,6 +82,7 @@ class Coordinator:
         self._known: dict[tuple[int, int], _Known] = {}
         self._contents: dict[str, Description] = {}
         self._foresight = Foresight()
+        self._joins = itertools.count()
         self._gone: set[int] = set()
         self._is_over = False
         """Whether all have been told that a rank is lost."""
@@ -136,7 +138,7 @@ class Coordinator:
         if isinstance(message, Define):
             self._define(rank, message)
         elif isinstance(message, Join):
-            joined = HasJoined(rank, message.at)
+            joined = HasJoined(rank, next(self._joins))
             return [(GLOBAL_SET, each) for each in self._tables[GLOBAL_SET].handle(joined)]
         elif isinstance(message, Leave):
             self._gone.add(rank)

@@ -11,6 +11,7 @@ that have joined. Where all are the same, which is most often so, the row is tha
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,13 +66,6 @@ class Complete:
     parts: Mapping[int, int]
 
 
-class Last(NamedTuple):
-    """When a source joined, and which of its ranks did so last."""
-
-    at: int
-    rank: int
-
-
 class Matching:
     """The sources of a node and their tables. Raises `ProtocolError` for what makes no sense."""
 
@@ -84,6 +78,7 @@ class Matching:
         self._known: dict[tuple[int, int], Content] = {}
         self._contents: dict[str, str] = {}
         self._names: dict[str, Description] = {}
+        self._joins = itertools.count()
 
     def __repr__(self) -> str:
         return f"<Matching of {len(self.sources)} sources · {len(self.ranks)} ranks>"
@@ -122,19 +117,19 @@ class Matching:
         found = self._tables[content.set_id].handle(event)
         return [self._complete(content, each) for each in found if isinstance(each, Perform)]
 
-    def join(self, source: int, last: Last) -> tuple[list[Complete], list[Last]]:
-        """A source has joined; returns what is complete now, and who was last, for each time that
-        all have joined by now."""
+    def join(self, source: int, last: int) -> tuple[list[Complete], list[int]]:
+        """A source has joined, the rank `last` of it last; returns what is complete now, and who
+        was last, for each time that all have joined by now."""
         table = self._tables[GLOBAL_SET]
         complete, ended = [], []
-        for each in table.handle(Joined(source, last)):
+        for each in table.handle(Joined(source, (next(self._joins), last))):
             if isinstance(each, Perform):
                 number = next(iter(each.parts.values())).note
                 content = self.content_of(next(iter(each.parts)), number)
                 complete.append(self._complete(content, each))
             else:
                 assert isinstance(each, AllJoined)  # nobody leaves, and all agree
-                ended.append(each.at)
+                ended.append(each.at[1])
         return complete, ended
 
     # ------------------------------------------------------------ questions

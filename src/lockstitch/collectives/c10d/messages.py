@@ -55,9 +55,8 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A rank is out of data."""
-
-    at: int
+    """A rank is out of data. Who is so last is told by the order in which this is heard: the clocks
+    of hosts differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +161,8 @@ class DefineRow:
 
 @dataclass(frozen=True, slots=True)
 class JoinAll:
-    """All ranks for which a speaker speaks are out of data; `last` became so last, at that time."""
+    """All ranks for which a speaker speaks are out of data; `last` became so last."""
 
-    at: int
     last: int
 
 

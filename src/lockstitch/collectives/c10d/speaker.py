@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final
 from lockstitch.collectives.c10d.matching import (
     Complete,
     Content,
-    Last,
     Matching,
     Row,
     sources_of,
@@ -190,9 +189,9 @@ class Speaker:
                 self._set_ranks.setdefault(message.set_id, message.ranks)
             self._matching.define(source, message)
         elif isinstance(message, Join):
-            return self._join(source, Last(message.at, source))
+            return self._join(source, source)
         elif isinstance(message, JoinAll):
-            return self._join(source, Last(message.at, message.last))
+            return self._join(source, message.last)
         elif isinstance(message, Lacking):
             self._lacking[source, message.set_id, message.name] = message.ranks
         return []
@@ -206,11 +205,11 @@ class Speaker:
             self._lacking.pop((source, content.set_id, content.name), None)
         return [said for each in complete for said in self._say(each)]
 
-    def _join(self, source: int, last: Last) -> list[Addressed]:
+    def _join(self, source: int, last: int) -> list[Addressed]:
         complete, ended = self._matching.join(source, last)
         return [
             *(said for each in complete for said in self._say(each)),
-            *(self._upwards(JoinAll(each.at, each.rank)) for each in ended),
+            *(self._upwards(JoinAll(each)) for each in ended),
         ]
 
     def _say(self, complete: Complete) -> list[Addressed]:

@@ -17,7 +17,6 @@ from lockstitch.collectives.c10d.coordinator import (
 )
 from lockstitch.collectives.c10d.matching import (
     Complete,
-    Last,
     Matching,
     sources_of,
     speaker_source,
@@ -160,7 +159,7 @@ class TreeCoordinator:
         self, source: int, message: Plain, ready: list[_Ready], addressed: list[Addressed]
     ) -> None:
         complete: list[Complete] = []
-        ended: list[Last] = []
+        ended: list[int] = []
         if isinstance(message, Submit):
             if message.content:
                 raise ProtocolError("tensors do not ride where speakers speak")
@@ -171,9 +170,9 @@ class TreeCoordinator:
         elif isinstance(message, (Define, DefineRow)):
             self._matching.define(source, message)
         elif isinstance(message, Join):
-            complete, ended = self._matching.join(source, Last(message.at, source))
+            complete, ended = self._matching.join(source, source)
         elif isinstance(message, JoinAll):
-            complete, ended = self._matching.join(source, Last(message.at, message.last))
+            complete, ended = self._matching.join(source, message.last)
         elif isinstance(message, Lacking):
             self._lacking[source, message.set_id, message.name] = message.ranks
         elif isinstance(message, Ask):
@@ -182,7 +181,7 @@ class TreeCoordinator:
             self._decide(each, ready, addressed)
         for last in ended:
             self._undecided.settle_joins()
-            addressed += self._to_all(Joined(last.rank))
+            addressed += self._to_all(Joined(last))
 
     def _decide(self, complete: Complete, ready: list[_Ready], addressed: list[Addressed]) -> None:
         for source, number in complete.parts.items():

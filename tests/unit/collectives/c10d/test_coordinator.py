@@ -74,7 +74,7 @@ def test_tensors_that_do_not_all_ride_are_ordered() -> None:
 
 def test_rank_that_has_joined_has_no_part_in_what_rides_but_counts_in_an_average() -> None:
     coordinator = Coordinator(2, 1 << 20)
-    coordinator.hear([(0, define(5, "a", reduction=AVERAGE)), (1, Join(1))])
+    coordinator.hear([(0, define(5, "a", reduction=AVERAGE)), (1, Join())])
     assert coordinator.hear([(0, Submit(5, floats(3)))]) == [Addressed(0, Done(5, floats(1.5)))]
 
 
@@ -129,7 +129,7 @@ def test_what_others_wait_beside_does_not_go_ahead_the_next_time() -> None:
 
 def test_what_was_sent_ahead_does_not_count_where_a_rank_has_joined() -> None:
     coordinator = Coordinator(3, 1 << 20)
-    coordinator.hear([*both(define(0, "a")), (2, Join(1))])
+    coordinator.hear([*both(define(0, "a")), (2, Join())])
     addressed = coordinator.hear([(0, Submit(0, ahead=1)), (1, Submit(0, ahead=1))])
     assert [type(each.message) for each in addressed] == [Detailed] * 3
 
@@ -152,12 +152,12 @@ def test_sizes_that_differ_are_told_to_all() -> None:
 def test_joined_rank_hears_of_what_the_others_do() -> None:
     coordinator = Coordinator(2, 1 << 20)
     first = define(0, "a")
-    addressed = coordinator.hear([(0, first), (1, Join(5)), (0, Submit(0))])
+    addressed = coordinator.hear([(0, first), (1, Join()), (0, Submit(0))])
     assert addressed == [
         Addressed(0, Detailed(0, 0, pack_described((first.content, None)))),
         Addressed(1, Detailed(-1, 0, pack_described((first.content, None)))),
     ]
-    assert coordinator.hear([(0, Join(3))]) == [Addressed(0, Joined(1)), Addressed(1, Joined(1))]
+    assert coordinator.hear([(0, Join())]) == [Addressed(0, Joined(0)), Addressed(1, Joined(0))]
 
 
 def test_mismatch_is_refused_on_all() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstitch.collectives.c10d.matching import Complete, Last, Matching, sources_of
+from lockstitch.collectives.c10d.matching import Complete, Matching, sources_of
 from lockstitch.collectives.c10d.messages import Define, DefineRow
 from lockstitch.collectives.c10d.tree import Place
 from lockstitch.collectives.requests import Description, Kind
@@ -61,15 +61,15 @@ def test_row_in_which_all_are_alike_is_uniform() -> None:
 def test_those_that_have_joined_have_none_in_the_row() -> None:
     matching = defined(text(), text(), (text(), None))
     assert matching.submit(-3, 7) == matching.submit(0, 10) == []
-    (complete,), ended = matching.join(3, Last(5, 3))
+    (complete,), ended = matching.join(3, 3)
     assert complete.content.row == (text(), text(), None, None)
     assert (dict(complete.parts), ended) == ({-3: 7, 0: 10}, [])
 
 
 def test_last_of_all_to_join_is_told_when_all_have() -> None:
     matching = Matching(SOURCES)
-    assert matching.join(0, Last(5, 0)) == matching.join(-3, Last(9, 1)) == ([], [])
-    assert matching.join(3, Last(7, 3)) == ([], [Last(9, 1)])
+    assert matching.join(0, 0) == matching.join(3, 3) == ([], [])
+    assert matching.join(-3, 1) == ([], [1])
 
 
 def test_set_is_that_of_the_sources_which_have_ranks_in_it() -> None:

@@ -75,7 +75,7 @@ def test_what_differs_goes_up_as_a_row() -> None:
 
 def test_those_that_have_joined_take_part_without_a_number() -> None:
     speaker = speaking(1, 1, 1)
-    assert speaker.hear([(3, Join(5)), (2, Submit(12))]) == []
+    assert speaker.hear([(3, Join()), (2, Submit(12))]) == []
     (definition, submitted) = speaker.hear([(4, Submit(14))])
     assert isinstance(definition.message, DefineRow)
     assert submitted.message == Submit(0)
@@ -87,8 +87,8 @@ def test_those_that_have_joined_take_part_without_a_number() -> None:
 
 def test_it_says_that_all_have_joined_and_who_was_last() -> None:
     speaker = Speaker(PLACE)
-    assert speaker.hear([(2, Join(5)), (4, JoinAll(9, 5))]) == []
-    assert speaker.hear([(3, Join(7))]) == up(JoinAll(9, 5))
+    assert speaker.hear([(2, Join()), (4, JoinAll(5))]) == []
+    assert speaker.hear([(3, Join())]) == up(JoinAll(3))
     assert {each.to for each in speaker.hear([(0, Joined(5))])} == {2, 3, 4}
 
 
@@ -132,7 +132,7 @@ def test_it_says_what_is_not_decided_again_only_when_it_is_told_so() -> None:
     said = [Via(2, own), Via(2, Submit(12)), Via(3, other), Via(3, Submit(13)), Via(3, Leave())]
     assert speaker.hear([(0, Loosen())]) == [Addressed(4, Loosen()), *up(*said)]
     assert speaker.is_loose
-    assert speaker.hear([(4, Submit(14)), (2, Join(3))]) == up(Via(2, Join(3)))
+    assert speaker.hear([(4, Submit(14)), (2, Join())]) == up(Via(2, Join()))
     assert speaker.hear([(4, Via(5, Submit(1)))]) == up(Via(5, Submit(1)))
     assert speaker.hear([(0, Via(5, Order((1,))))]) == [Addressed(4, Via(5, Order((1,))))]
     assert speaker.hear([(0, Via(2, Order((12,))))]) == [Addressed(2, Order((12,)))]

@@ -19,6 +19,7 @@ from lockstitch.collectives.c10d.messages import (
     Detailed,
     Fail,
     Join,
+    Joined,
     Leave,
     Loosen,
     Lost,
@@ -77,7 +78,7 @@ def programs(draw: random.Random, size: int, *, with_leaves: bool) -> list[list[
             kept = epoch if draw.random() < 0.7 else epoch[: draw.randint(0, len(epoch))]
             steps += first + [group[1] for group in kept]
             if draw.random() < 0.6:
-                steps.append(Join(rank * 10 + draw.randint(0, 9)))
+                steps.append(Join())
         if with_leaves and draw.random() < 0.5:
             steps.append(Leave())
         told.append(steps)
@@ -128,6 +129,8 @@ def test_tree_decides_as_one_table_does(seed: int, fan_in: int, with_leaves: boo
             assert found == expected[rank], f"rank {rank}"
         assert not any(isinstance(message, Lost) for message in heard)
     check_one_order(tree, told)
+    joins = [[each for each in heard if isinstance(each, Joined)] for heard in tree.heard]
+    assert all(each == max(joins, key=len)[: len(each)] for each in joins)
 
 
 def check_one_order(tree: Tree, told: list[list[Message]]) -> None:
@@ -176,6 +179,16 @@ def test_each_speaker_is_told_once_and_operations_are_fused() -> None:
     while root.deliver(lambda ways: ways[0]):
         count += 1
     assert count <= 3 * len(UNEVEN)
+
+
+@pytest.mark.parametrize("last", [0, 2, 5, 13])
+def test_the_last_to_join_is_whoever_is_heard_last(last: int) -> None:
+    tree = Tree(UNEVEN, 3)
+    others = [rank for rank in reversed(range(len(UNEVEN))) if rank != last]
+    for rank in (*others, last):
+        tree.tell(rank, Join())
+        tree.deliver_all()
+    assert [heard[-1] for heard in tree.heard] == [Joined(last)] * len(UNEVEN)
 
 
 def test_what_is_ready_is_ordered_before_speakers_are_told_to_say_again_what_is_not() -> None:

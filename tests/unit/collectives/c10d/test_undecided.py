@@ -15,20 +15,20 @@ def noted(*messages: Define | Submit | Join | Leave) -> Undecided:
 
 def test_what_is_not_decided_comes_again_in_its_order_after_what_it_means() -> None:
     first, second = Define(1, 0, (), "x"), Define(2, 0, (), "y")
-    undecided = noted(first, second, Submit(2), Join(7), Submit(1), Leave())
+    undecided = noted(first, second, Submit(2), Join(), Submit(1), Leave())
     assert list(undecided.all()) == [
-        (4, each) for each in (second, Submit(2), Join(7), first, Submit(1), Leave())
+        (4, each) for each in (second, Submit(2), Join(), first, Submit(1), Leave())
     ]
     assert 4 in undecided
     assert 6 not in undecided
 
 
 def test_what_is_decided_does_not_come_again() -> None:
-    undecided = noted(Submit(2), Join(7), Submit(1), Join(8))
+    undecided = noted(Submit(2), Join(), Submit(1), Join())
     undecided.settle(4, 2)
     undecided.settle(5, 2)
     undecided.settle_joins()
-    assert list(undecided.all()) == [(4, Submit(1)), (4, Join(8))]
+    assert list(undecided.all()) == [(4, Submit(1)), (4, Join())]
 
 
 def test_what_a_number_means_is_said_once_before_its_first_use() -> None:

@@ -91,8 +91,10 @@ class Tree:
 
 
 def outcomes(heard: Sequence[Message]) -> dict[object, object]:
-    """What has become of each number of a rank, and of its joins."""
-    found: dict[object, object] = {}
+    """What has become of each number of a rank, and how often all have joined: who was last depends
+    on when it is heard."""
+    joins = sum(isinstance(message, Joined) for message in heard)
+    found: dict[object, object] = {"joined": joins} if joins else {}
     for message in heard:
         if isinstance(message, Order):
             for number in message.numbers:
@@ -103,7 +105,4 @@ def outcomes(heard: Sequence[Message]) -> dict[object, object]:
             # Who of those that have left is named depends on who had left by then.
             text = "" if message.objection == Objection.LEFT else message.text
             found[message.number] = ("refused", message.objection, text)
-        elif isinstance(message, Joined):
-            found.setdefault("joined", [])
-            found["joined"].append(message.last)  # type: ignore[attr-defined]
     return found
