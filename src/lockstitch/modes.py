@@ -116,26 +116,44 @@ class Modes:
             torch.get_default_device() if len_function_stack() else None,
         )
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> Active:
         """These modes within the block, in the thread that enters it."""
-        here = Modes.of_this_thread()
-        if self is here or self == here:
-            yield
-            return
-        with contextlib.ExitStack() as stack:
-            if self.default_device is not None:
-                stack.enter_context(self.default_device)
-            stack.enter_context(torch.inference_mode(self.is_inference))
-            stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
-            for kind, is_enabled, dtype in self.autocast:
-                if is_enabled or torch.is_autocast_enabled(kind):
-                    stack.enter_context(
-                        torch.autocast(
-                            kind, dtype, enabled=is_enabled, cache_enabled=self.is_autocast_cached
-                        )
+        return Active(self)
+
+    def enter(self, stack: contextlib.ExitStack) -> None:
+        """Has them until the stack is left, whichever there were before."""
+        if self.default_device is not None:
+            stack.enter_context(self.default_device)
+        stack.enter_context(torch.inference_mode(self.is_inference))
+        stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
+        for kind, is_enabled, dtype in self.autocast:
+            if is_enabled or torch.is_autocast_enabled(kind):
+                stack.enter_context(
+                    torch.autocast(
+                        kind, dtype, enabled=is_enabled, cache_enabled=self.is_autocast_cached
                     )
-            yield
+                )
+
+
+class Active:
+    """A block in modes; see `Modes.active`. (It is entered so often that it is no generator.)"""
+
+    __slots__ = ("_modes", "_stack")
+
+    def __init__(self, modes: Modes) -> None:
+        self._modes = modes
+        self._stack: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> None:
+        here = Modes.of_this_thread()
+        if self._modes is not here and self._modes != here:
+            with contextlib.ExitStack() as stack:
+                self._modes.enter(stack)
+                self._stack = stack.pop_all()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._stack is not None:
+            self._stack.__exit__(*error)
 
 
 # They hardly ever change: the same object is faster than a new one, and found to be equal faster.

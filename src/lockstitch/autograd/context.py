@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -19,7 +20,7 @@ from lockstitch.autograd.graph import Entry
 from lockstitch.autograd.replicas import Replicas
 from lockstitch.autograd.selection import Selection
 from lockstitch.torch_internals.owners import is_sole_owner
-from lockstitch.torch_internals.tensors import indices_of, values_of
+from lockstitch.torch_internals.tensors import add_many, indices_of, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
     from lockstitch.autograd.termination import PassStatus
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.torch_internals.autograd import Node
+
+
+_ORDINARY: Final = {torch.Tensor}
+_STRIDED: Final = {torch.strided}
+_has_history: Final = attrgetter("requires_grad")
+_layout_of: Final = attrgetter("layout")
 
 
 class Send(NamedTuple):
@@ -224,12 +231,38 @@ class DistAutogradContext:
                     for leaf, gradient in zip(leaves, gradients, strict=False)
                     if gradient is not None
                 )
+            if self._add_all(leaves, gradients):
+                return
             for index, leaf in enumerate(leaves):
                 if gradients[index] is None:
                     continue
                 variable: torch.Tensor = leaf.node.variable  # type: ignore[attr-defined]
                 if variable.requires_grad and not self.is_released:
                     self._add(variable, gradients, index, keep_history=keep_history)
+
+    def _add_all(
+        self, leaves: Sequence[GradientEdge], gradients: Sequence[torch.Tensor | None]
+    ) -> bool:
+        """Adds all at once where each has one before it, and all are ordinary; False: does
+        nothing."""
+        if not self._gradients or self.is_released:
+            return False
+        variables: list[torch.Tensor] = []
+        added: list[torch.Tensor] = []
+        for leaf, gradient in zip(leaves, gradients, strict=False):
+            if gradient is not None:
+                variables.append(leaf.node.variable)  # type: ignore[attr-defined]
+                added.append(gradient)
+        stored: list[Any] = [*map(self._gradients.get, variables)]
+        kinds = {*map(type, stored), *map(type, added)}
+        if kinds != _ORDINARY or any(map(_has_history, stored)) or any(map(_has_history, added)):
+            return False
+        if {*map(_layout_of, stored), *map(_layout_of, added)} != _STRIDED:
+            return False
+        if not all(map(_has_history, variables)):  # one wants none any more
+            return False
+        add_many(stored, added)
+        return True
 
     def move_gradients(self, to: DistAutogradContext, leaves: Sequence[torch.Tensor]) -> None:
         """Adds the gradients of these leaves to those of another context, and has none of them

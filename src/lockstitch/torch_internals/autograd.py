@@ -368,6 +368,12 @@ def give_own_node(tensor: torch.Tensor) -> None:
         tensor.transpose_(0, 0)  # changes nothing, and is differentiable for complex numbers
 
 
+def hook_tables(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The hooks of `node` itself that were registered from Python, those before it and those after,
+    now and as long as the node lives."""
+    return _tables_of(node)
+
+
 def has_node_hooks(node: Node) -> bool:
     """Whether hooks were registered on `node` itself from Python."""
     before, after = _tables_of(node)

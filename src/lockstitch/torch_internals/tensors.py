@@ -1,4 +1,4 @@
-"""What is private to torch of tensors: versions, sparse parts, subclasses, many copies at once."""
+"""What is private to torch of tensors: versions, sparse parts, subclasses, many at once."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ def _copies_each(copy_many: Callable[[list[torch.Tensor], list[torch.Tensor]], o
 def _copy_one_by_one(outs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     for out, source in zip(outs, sources, strict=True):
         out.copy_(source)
+
+
+def _adds_to_each(add_many: Callable[[list[torch.Tensor], list[torch.Tensor]], object]) -> bool:
+    sums = [torch.ones(2), torch.zeros(3, dtype=torch.float64)]
+    add_many(sums, [torch.ones(2), torch.full((3,), 2.0)])
+    return [each.tolist() for each in sums] == [[2.0, 2.0], [2.0, 2.0, 2.0]]
+
+
+def _add_one_by_one(sums: Sequence[torch.Tensor], added: Sequence[torch.Tensor]) -> None:
+    for each, more in zip(sums, added, strict=True):
+        each.add_(more)
 
 
 def _cuts_into_views(cut: Callable[..., Sequence[torch.Tensor]]) -> bool:
@@ -78,6 +89,13 @@ copy_many: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object] = 
     "copy each tensor of a list into one of another",
     _copies_each,
     otherwise=_copy_one_by_one,
+)
+_sums = Names("quick sums of many tensors", within=plain_modes)
+add_many: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object] = _sums.take(
+    "torch._foreach_add_",
+    "add to each tensor of a list one of another",
+    _adds_to_each,
+    otherwise=_add_one_by_one,
 )
 _slots = Names("DataParallel on slots", within=plain_modes)
 unflatten: Callable[[torch.Tensor, Sequence[torch.Tensor]], Sequence[torch.Tensor]] = _slots.take(
@@ -238,6 +256,7 @@ make_subclass: Callable[[type[torch.Tensor], torch.Tensor, bool], torch.Tensor] 
 PRIVATES = (
     *_versions.finish(),
     *_copies.finish(),
+    *_sums.finish(),
     *_slots.finish(),
     *_of_sparse.finish(),
     *_negative.finish(),

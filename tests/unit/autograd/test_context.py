@@ -117,6 +117,26 @@ def test_gradients_add_up():
     assert c.gradients[x].tolist() == [2.0, 2.0, 2.0]
 
 
+def test_many_gradients_add_up_whatever_else_there_is():
+    c = context()
+    leaves = [leaf(), leaf(2), torch.ones(4, dtype=torch.float64, requires_grad=True)]
+    leaves_and_later = [*leaves, leaf()]
+    edges = [get_gradient_edge(each) for each in leaves_and_later]
+    indices, values = torch.tensor([[1]]), torch.ones(1)
+    for number in range(4):
+        if number == 2:
+            leaves = leaves_and_later
+        gradients = [torch.full_like(each, number + 1, requires_grad=False) for each in leaves]
+        if number == 1:
+            gradients[0] = torch.sparse_coo_tensor(indices, values, (3,), check_invariants=True)
+        if number == 3:
+            gradients[1] = None
+            leaves[2].requires_grad_(False)
+        c.add_gradients(edges[: len(leaves)], gradients)
+    found = [c.gradients[each].tolist() for each in leaves]
+    assert found == [[8, 9, 8], [6, 6], [6] * 4, [7] * 3]
+
+
 def test_a_gradient_with_one_owner_is_stolen():
     c, x = context(), leaf()
     gradients = [torch.ones(3)]

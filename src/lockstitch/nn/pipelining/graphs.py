@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lockstitch.autograd.engine import ComponentRun
 from lockstitch.autograd.graph import Component, Entry, find_components
-from lockstitch.autograd.stitch import RECEIVE_NODE, Receive, stitch_receive
+from lockstitch.autograd.stitch import RECEIVE_NODE, stitch_receive
 from lockstitch.devices.kinds import is_host, is_on_host
 from lockstitch.ids import GlobalId
 from lockstitch.nn.pipelining.weight_pass import WeightPass, split_backward
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from lockstitch.autograd.context import DistAutogradContext
+    from lockstitch.autograd.stitch import Receive
+    from lockstitch.nn.pipelining.known_leaves import KnownLeaves
     from lockstitch.nn.pipelining.skips import SkipReference
+    from lockstitch.torch_internals.autograd import Node
 
 _UNNAMED: Final = GlobalId(0, 0, 0)
 """Receives of stages take no part in distributed passes, and need no name."""
@@ -59,16 +62,15 @@ class Graph:
     """A micro-batch's graph. What is kept are the edges at which gradients will enter, not the
     outputs."""
 
-    def __init__(self) -> None:
-        self._inputs: list[Receive | None] = []
-        self._fetched: dict[SkipReference, Receive | None] = {}
+    def __init__(self, known: KnownLeaves) -> None:
+        self._known = known
+        self._inputs: list[Node | None] = []
+        self._fetched: dict[SkipReference, Node | None] = {}
         self._edges: list[GradientEdge | None] = []
         self._devices: list[torch.device] = []
         self._outputs = 0
         """How many of the edges are of outputs; the others are of what later stages may fetch."""
         self._weights: WeightPass | None = None
-        self.leaves: tuple[GradientEdge, ...] = ()
-        """Where the gradients of leaves have arrived."""
 
     # ------------------------------------------------------------ forward
 
@@ -115,9 +117,7 @@ class Graph:
         collected = _Collected()
         edges, roots = self._roots(given)
         if edges:
-            (component,) = find_components([Entry(None, edges)], RECEIVE_NODE)
-            self._check_own(component)
-            self.leaves = component.leaves
+            component = self._component(Entry(None, edges))
             if splits and not component.hooked:
                 self._weights = split_backward(component, roots, context, collected)
             else:
@@ -128,6 +128,15 @@ class Graph:
             [collected.take(each) for each in self._inputs],
             {skip: collected.take(each) for skip, each in self._fetched.items()},
         )
+
+    def _component(self, entry: Entry) -> Component:
+        own = [each for each in (*self._inputs, *self._fetched.values()) if each is not None]
+        if self._known.are_all(entry.edges, own):
+            return Component((entry,), self._known.edges, (), tuple(own), True)
+        (component,) = find_components([entry], RECEIVE_NODE)
+        _refuse_others(component.receives, own)
+        self._known.note(component.leaves)
+        return component
 
     def run_rest(self, context: DistAutogradContext) -> None:
         """Does what was left."""
@@ -152,15 +161,15 @@ class Graph:
             roots = arrive(roots, devices)  # type: ignore[assignment]
         return tuple(edges), roots
 
-    def _check_own(self, component: Component) -> None:
-        own = {id(each) for each in (*self._inputs, *self._fetched.values())}
-        for node in component.receives:
-            if id(node.receive) not in own:
-                raise RuntimeError(
-                    "what the forward pass got from a call to another worker "
-                    f"({node.receive.message.worker}) wants a gradient, which a pipeline brings to "
-                    "its stages only: make what was called a stage, or detach its result"
-                )
+
+def _refuse_others(receives: Iterable[Node], own: Iterable[Node]) -> None:
+    """Raises `RuntimeError` where there are receives that are not our own."""
+    for node in frozenset(receives).difference(own):
+        raise RuntimeError(
+            "what the forward pass got from a call to another worker "
+            f"({node.receive.message.worker}) wants a gradient, which a pipeline brings to "
+            "its stages only: make what was called a stage, or detach its result"
+        )
 
 
 class _Collected:
@@ -173,13 +182,12 @@ class _Collected:
         """See `autograd.stitch.GradientSink`."""
         self._gradients[id(receive)] = gradients[0]
 
-    def take(self, receive: Receive | None) -> torch.Tensor | None:
+    def take(self, node: Node | None) -> torch.Tensor | None:
         """What has arrived at a receive, if anything."""
-        return None if receive is None else self._gradients.pop(id(receive), None)
+        return None if node is None else self._gradients.pop(id(node.receive), None)
 
 
-def _begin(tensor: torch.Tensor) -> tuple[torch.Tensor, Receive]:
+def _begin(tensor: torch.Tensor) -> tuple[torch.Tensor, Node]:
     with torch.enable_grad():  # the module may fetch in a block without
         (received,) = stitch_receive(_UNNAMED, [tensor.data])  # an object of its own
-    receive: Receive = received.grad_fn.receive  # type: ignore[union-attr]
-    return received, receive
+    return received, received.grad_fn

@@ -35,13 +35,20 @@ def drawing_from(seed: int, device: torch.device | None) -> Iterator[None]:
     """Within, random numbers of the host and of `device` follow from the seed, and no other stage
     draws any; afterwards they follow from what they would have."""
     before, place = _TURN.place, HOST if device is None else device
-    with contextlib.nullcontext() if before else _LOCK, generators.kept(place):
+    if before is None:
+        _LOCK.acquire()
+    try:
+        states = generators.states_of(place)
         _TURN.place = place
         try:
             generators.seed(seed, place)
             yield
         finally:
             _TURN.place = before
+            generators.restore(states, place)
+    finally:
+        if before is None:
+            _LOCK.release()
 
 
 @contextlib.contextmanager

@@ -12,13 +12,14 @@ first time it makes a graph too, which is dropped: a module may compute somethin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from lockstitch.autograd.context import DistAutogradContext, set_current_context
 from lockstitch.nn.pipelining.graphs import Gradients, Graph, InputGradients, Values
+from lockstitch.nn.pipelining.known_leaves import KnownLeaves
 from lockstitch.nn.pipelining.randomness import drawing_from
 from lockstitch.nn.pipelining.recomputing import Recomputing
 from lockstitch.nn.pipelining.skips import SkipReference, Stash, enter, leave
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
-    from torch.autograd.graph import GradientEdge
 
     from lockstitch.modes import Modes
     from lockstitch.nn.pipelining.recomputing import Former
@@ -77,13 +77,12 @@ class Stage:
         self._options = options
         self._fetch = fetch
         self._recomputing = Recomputing(module)
+        self._modes = replace(options.modes, is_grad_enabled=options.context is not None)
         self._recomputes = options.recomputes and options.context is not None
         self._device = _device_of(module)
         self._graphs: dict[int, Graph] = {}
         self._kept: dict[int, MicroBatch] = {}
-        # The nodes at which gradients of parameters arrive would die with each graph, and with them
-        # what was found out about them: whether they have hooks.
-        self._leaves: tuple[GradientEdge, ...] = ()
+        self._known = KnownLeaves()
         self.stash = Stash()
         self.most_live = 0
 
@@ -95,7 +94,7 @@ class Stage:
         options, number = self._options, micro_batch.number
         if options.context is None:
             return self._run(micro_batch, None, is_first_time=True)
-        graph = Graph()
+        graph = Graph(self._known)
         if self._recomputes:
             self._kept[number] = micro_batch
         else:
@@ -105,14 +104,9 @@ class Stage:
         return values
 
     def _run(self, micro_batch: MicroBatch, graph: Graph | None, *, is_first_time: bool) -> Values:
-        modes, context = self._options.modes, self._options.context
-        before = set_current_context(context)
+        before = set_current_context(self._options.context)
         try:
-            with (
-                drawing_from(micro_batch.seed, self._device),
-                modes.active(),
-                torch.set_grad_enabled(graph is not None),
-            ):
+            with drawing_from(micro_batch.seed, self._device), self._modes.active():
                 return self._run_module(micro_batch, graph, is_first_time)
         finally:
             set_current_context(before)
@@ -233,9 +227,7 @@ class Stage:
         """Goes back through a micro-batch's graph, and forgets it."""
         graph = self._graph(number)
         del self._graphs[number]
-        found = graph.run_backward(self._context, given)
-        self._leaves = graph.leaves
-        return found
+        return graph.run_backward(self._context, given)
 
     def backward_for_inputs(self, number: int, given: Gradients) -> InputGradients:
         """The part of `backward` that earlier stages wait for; `backward_for_weights` follows."""
@@ -252,7 +244,7 @@ class Stage:
 
     def _graph(self, number: int) -> Graph:
         if number in self._kept:
-            graph = self._graphs[number] = Graph()
+            graph = self._graphs[number] = Graph(self._known)
             self._run(self._kept.pop(number), graph, is_first_time=False)
         return self._graphs[number]
 

@@ -55,13 +55,22 @@ def seed(number: int, device: torch.device = HOST) -> None:
 @contextlib.contextmanager
 def kept(device: torch.device = HOST) -> Iterator[None]:
     """A context after which the generators of `device` are in the states that they had before."""
-    generators = generators_of(device)
-    states = [each.get_state() for each in generators]
+    states = states_of(device)
     try:
         yield
     finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        restore(states, device)
+
+
+def states_of(device: torch.device = HOST) -> list[torch.Tensor]:
+    """The states of the generators of `device`."""
+    return [each.get_state() for each in generators_of(device)]
+
+
+def restore(states: list[torch.Tensor], device: torch.device = HOST) -> None:
+    """Puts them back into these states."""
+    for generator, state in zip(generators_of(device), states, strict=True):
+        generator.set_state(state)
 
 
 class DrawingModes:

@@ -63,6 +63,62 @@ def test_what_is_known_of_leaves_is_kept_from_one_micro_batch_to_the_next():
         stage.backward(number, Gradients([torch.ones(4, 2)]))
 
 
+@pytest.mark.parametrize("splits", [False, True])
+def test_leaves_may_differ_from_one_micro_batch_to_the_next(splits):
+    """Among them one that is no parameter of the module, and one with a hook that comes later."""
+    apart = torch.full((3,), 2.0, requires_grad=True)
+    seen = []
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            kind = int(x.sum()) % 3
+            y = self.second(x) if kind == 1 else self.first(x)
+            return torch.tanh(y * apart if kind == 2 else y + x)
+
+    def go_back(stage: Stage, number: int):
+        gradients = Gradients([torch.ones(2, 3)])
+        if not splits:
+            return stage.backward(number, gradients)
+        found = stage.backward_for_inputs(number, gradients)
+        stage.backward_for_weights(number)
+        return found
+
+    module = Mixed()
+    stage, context = make_stage(module)
+    leaves = [*module.parameters(), apart]
+    for number in range(6):
+        if number == 3:
+            node = get_gradient_edge(module.first.weight).node
+            node.register_hook(lambda _inputs, outputs: seen.append(outputs[0].clone()))
+        x = torch.full((2, 3), (number + 0.5) / 6)
+        wanted = x.clone().requires_grad_()
+        module(wanted).backward(torch.ones(2, 3))
+        stage.forward(micro_batch(x, number=number))
+        (found,) = go_back(stage, number).inputs
+        assert torch.equal(found, wanted.grad)
+    assert len(seen) == 4
+    for leaf in leaves:
+        assert torch.equal(context.gradients[leaf], leaf.grad)
+
+
+def test_what_a_later_micro_batch_gets_from_elsewhere_is_refused():
+    def forward(_, x):
+        if x.sum() < 1:
+            return x * 2
+        return x * stitch_receive(GlobalId(0, 0, 0), [torch.ones(3)])[0]
+
+    stage, _ = make_stage(type("Fetching", (nn.Module,), {"forward": forward})())
+    for number in (0, 1):
+        stage.forward(micro_batch(torch.full((3,), float(number)), number=number))
+    stage.backward(0, Gradients([torch.ones(3)]))
+    with pytest.raises(RuntimeError, match="call to another worker"):
+        stage.backward(1, Gradients([torch.ones(3)]))
+
+
 def test_a_graph_is_freed_by_its_backward_pass():
     class Noting(nn.Module):
         def forward(self, x):

@@ -11,6 +11,7 @@ from torch import nn
 
 from lockstitch.autograd.context import DistAutogradContext
 from lockstitch.nn.pipelining.graphs import Gradients, Graph
+from lockstitch.nn.pipelining.known_leaves import KnownLeaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ def run_both(
 ) -> tuple[DistAutogradContext, set[torch.Tensor], list[torch.Tensor | None]]:
     """Runs both parts; returns the context, the leaves that had their gradients after the first,
     and the gradients of the inputs."""
-    graph, context = Graph(), DistAutogradContext(1, None)
+    graph, context = Graph(KnownLeaves()), DistAutogradContext(1, None)
     output = forward(*[graph.enter(each, True) for each in inputs])
     graph.leave([output], [], [])
     found = graph.run_backward(context, Gradients([torch.ones_like(output)]), splits=True)
@@ -74,7 +75,12 @@ def test_a_transposed_weight_that_is_used_twice_comes_first():
 
 
 def test_an_output_that_leads_to_no_input_gives_its_gradients_first():
-    bias, weight, graph, context = parameter(3), parameter(3), Graph(), DistAutogradContext(1, None)
+    bias, weight, graph, context = (
+        parameter(3),
+        parameter(3),
+        Graph(KnownLeaves()),
+        DistAutogradContext(1, None),
+    )
     x = graph.enter(torch.ones(3).double(), True)
     graph.leave([x * weight, bias * 2], [], [])
     given = Gradients([torch.ones(3).double(), torch.ones(3).double()])
@@ -91,7 +97,7 @@ def test_recurrent_layers_share_their_weights_over_time():
 
 
 def test_without_inputs_all_of_it_comes_later():
-    weight, graph, context = parameter(3), Graph(), DistAutogradContext(1, None)
+    weight, graph, context = parameter(3), Graph(KnownLeaves()), DistAutogradContext(1, None)
     x = graph.enter(torch.ones(3).double(), False)
     graph.leave([(weight * x).sum()], [], [])
     found = graph.run_backward(context, Gradients([torch.ones(()).double()]), splits=True)
@@ -173,7 +179,7 @@ def test_saved_tensors_live_until_the_second_part():
             return gradient * weight, gradient * x
 
     weight = parameter(3)
-    graph, context = Graph(), DistAutogradContext(1, None)
+    graph, context = Graph(KnownLeaves()), DistAutogradContext(1, None)
     output = Noting.apply(graph.enter(torch.ones(3).double(), True), weight)
     graph.leave([output], [], [])
     graph.run_backward(context, Gradients([torch.ones(3).double()]), splits=True)
