@@ -38,6 +38,8 @@ class Process:
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self.parents: int | None = None
+        """The rank of the process of which this one is a forked child."""
         self.timelines: set[str] = set()
         """Files: a later session of this process goes on with them."""
         self._numbers: WeakKeyDictionary[Session, itertools.count[int]] = WeakKeyDictionary()
@@ -75,7 +77,9 @@ class Process:
 
     def forget(self) -> None:
         """A forked child (of a `DataLoader`, say) is no rank."""
-        self.session = None
+        session, self.session = _active.get() or self.session, None
+        if session is not None:
+            self.parents = session.rank
         _active.set(None)
 
 
@@ -91,7 +95,14 @@ def current_session() -> Session:
     """The session of the calling code. Raises `ValueError` outside of init and shutdown."""
     session = _active.get() or PROCESS.session
     if session is None:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
+        text = "Horovod has not been initialized; use hvd.init()."
+        if PROCESS.parents is not None:
+            text += (
+                f" This process, a slot of a DataParallel or a worker of a DataLoader, say, was "
+                f"forked from rank {PROCESS.parents} and is no rank: have the rank ask before, and "
+                "keep the answer in a variable"
+            )
+        raise ValueError(text)
     return session
 
 

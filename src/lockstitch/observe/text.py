@@ -6,6 +6,7 @@ A view of `Explanation`; O(N) lines for N workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from lockstitch.attach.system import STATES
@@ -29,6 +30,7 @@ _FEW: Final = 8
 _PARKED: Final = "holds no thread: it waits for a future or for references"
 _OTHER_ORDER: Final = "they have submitted collectives in another order, or one has left one out"
 _FROM_OUTSIDE: Final = "`lockstitch stacks` looks at it from outside, where py-spy is installed"
+_OVER: Final = "its program is over, and waits for threads of its own that are no daemons"
 _BUSY: Final = "all that may serve calls (num_worker_threads) do so"
 
 
@@ -149,7 +151,9 @@ def where_it_stands(one: Participant | None) -> str:
         return "its main thread is in no code of Python's now: the program has ended, say"
     if thread is None or thread.at is None:
         return "where its main thread is was not told"
-    return f"its main thread{_state_in_words(thread)} at {thread.at}{_text(thread.at)}"
+    is_over = (thread.at.function, Path(thread.at.file).name) == ("_shutdown", "threading.py")
+    is_at = f"its main thread{_state_in_words(thread)} at {thread.at}{_text(thread.at)}"
+    return _OVER if is_over else is_at
 
 
 # ---------------------------------------------------------------- inside

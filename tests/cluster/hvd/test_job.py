@@ -31,11 +31,21 @@ def test_sessions_nest():
 
 def test_a_forked_child_is_no_rank():
     hvd.init()
+    reader, writer = os.pipe()
     try:
         pid = os.fork()
         if pid == 0:
+            try:
+                hvd.rank()
+            except ValueError as error:
+                os.write(writer, str(error).encode())
             os._exit(int(hvd.is_initialized()))
         assert os.waitpid(pid, 0)[1] == 0
+        assert b"use hvd.init(). This process" in (said := os.read(reader, 1000))
+        assert b"forked from rank 0" in said
         assert PROCESS.session is not None
+        assert PROCESS.parents is None
     finally:
+        os.close(reader)
+        os.close(writer)
         hvd.shutdown()

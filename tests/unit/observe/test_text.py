@@ -8,6 +8,7 @@ import pytest
 
 from lockstitch.attach.asking import Silence
 from lockstitch.attach.values import (
+    CodeLine,
     CollectiveWait,
     GroupReport,
     OtherWait,
@@ -140,6 +141,9 @@ def test_other_threads_of_a_culprit_are_told_with_it() -> None:
         explain(job(rank(0, 2, missing=(1,)), replace(culprit, threads=threads)))
     )
     assert lines[5] == "  thread 'loader' sleeps at train.py:9 in main: time.sleep(1000)"
+    ends = replace(main, at=CodeLine("/python/threading.py", 9, "_shutdown", "lock.acquire()"))
+    lines = explanation_lines(explain(job(replace(culprit, threads=(ends, other)))))
+    assert "  its program is over, and waits for threads of its own that are no daemons" in lines
     without = replace(culprit, threads=(other,))
     lines = explanation_lines(explain(job(without)))
     assert "  its main thread is in no code of Python's now: the program has ended, say" in lines
