@@ -26,6 +26,7 @@ _STAT: Final = Path("/proc/stat")
 _CACHES: Final = "/sys/devices/system/cpu/cpu{}/cache"
 _NAME: Final = "cpu"
 _IDLE_FIELD: Final = 4
+_AUTOGROUPS: Final = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 class Processors(Protocol):
@@ -132,6 +133,18 @@ class IdleWatch:
         """What was seen so far is not what is looked for any more."""
         self._seen = None
         self._seconds = _SHORTEST_LOOK_SECONDS
+
+
+def yielding_group() -> int:
+    """Returns a number that this process has in common with those to which it can yield. Where the
+    kernel makes a group of each session (torchrun and our launcher begin every rank in a session of
+    its own) it deals a processor out to groups: a yield is then no turn for another group that has
+    had more than its share of late, and that takes milliseconds to settle."""
+    try:
+        are_groups = _AUTOGROUPS.read_text().strip() != "0"
+    except OSError:  # such a kernel makes none
+        are_groups = False
+    return os.getsid(0) if are_groups else 0
 
 
 def _parsed(text: str) -> set[int]:

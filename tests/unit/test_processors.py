@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
-from lockstitch.processors import HostProcessors, IdleWatch, _parsed
+from lockstitch.processors import HostProcessors, IdleWatch, _parsed, yielding_group
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Host(HostProcessors):
@@ -90,3 +94,16 @@ def test_moving_leaves_a_thread_free_to_run_anywhere() -> None:
 
 def test_lists_of_the_kernel_are_understood() -> None:
     assert _parsed("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11}
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_by_session"), [("1\n", True), ("0\n", False), (None, False)]
+)
+def test_processes_of_a_session_yield_to_each_other(
+    setting: str | None, is_by_session: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "setting"
+    if setting is not None:
+        file.write_text(setting)
+    monkeypatch.setattr("lockstitch.processors._AUTOGROUPS", file)
+    assert yielding_group() == (os.getsid(0) if is_by_session else 0)

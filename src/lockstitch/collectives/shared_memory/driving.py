@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
 # Waking up costs about 50 µs, and whoever is woken may come to a processor where others are.
 _SPIN_SECONDS: Final = 300e-6
-# Where ranks share processors. There a yield is to let another one go on, but the kernel yields to
-# nobody of another session (torchrun and our launcher begin each rank in one of its own) that has
-# had more than its share of late: that takes milliseconds, if nobody sleeps.
-_SPIN_SECONDS_OF_MANY: Final = 30e-6
+# Where ranks share processors, and the kernel may not yield to the one that has something to do:
+# that can take milliseconds, if nobody sleeps.
+_SPIN_SECONDS_IN_VAIN: Final = 30e-6
 # Who gives the processor away for longer than this has given it to somebody.
 _GIVEN_AWAY_SECONDS: Final = 10e-6
 _LOOK_SECONDS: Final = 1.0
@@ -140,7 +139,7 @@ class Driver:
         whether it is over. Who waits for a handle needs no token for that. `has_looked`: just now,
         and found nothing."""
         sets, now, sched_yield = self._sets, time.perf_counter, os.sched_yield
-        spin_seconds = _SPIN_SECONDS_OF_MANY if self._spreading.is_tight else _SPIN_SECONDS
+        spin_seconds = _SPIN_SECONDS_IN_VAIN if self._spreading.yields_in_vain else _SPIN_SECONDS
         left = spin_seconds
         begin = now()
         while left > 0:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.processors import HostProcessors, IdleWatch
+from lockstitch.processors import HostProcessors, IdleWatch, yielding_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 # may not wait for more than a few operations before they go back to it.
 _LOOK_SECONDS: Final = 200e-6
 _LEAST_SECONDS: Final = 10e-3
+# Of the word that says where a rank waits, what is above says with whom it can share a processor.
+_GROUP_SHIFT: Final = 32
+_PLACE_MASK: Final = (1 << _GROUP_SHIFT) - 1
 
 
 class Spreading:
     """One rank's part in it. `places` are words in shared memory, one for each rank: 0, or on which
-    processor it waits, from 1; `sleepers` those of `memory.doorbell`. Called by whoever drives."""
+    processor it waits, from 1, and its `group`, by default its `yielding_group`; `sleepers` those
+    of `memory.doorbell`. Called by whoever drives."""
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Spreading:
         sleepers: memoryview,
         processors: Processors | None = None,
         now: Callable[[], float] = time.perf_counter,
+        group: int | None = None,
     ) -> None:
         self._rank = rank
         self._places = places
@@ -50,8 +55,9 @@ class Spreading:
         self._now = now
         self._next_look = 0.0
         self._not_before = 0.0
-        self.is_tight = False
-        """Whether there are more ranks than processors on which this one may run."""
+        self._group = (yielding_group() if group is None else group) << _GROUP_SHIFT
+        self.yields_in_vain = False
+        """Whether there are more ranks than processors, some of which this one cannot yield to."""
         self._idle = IdleWatch(self._processors)
 
     def note_wait(self) -> None:
@@ -71,11 +77,13 @@ class Spreading:
     def _look(self, now: float) -> None:
         processors = self._processors
         here = processors.current()
-        self._places[self._rank] = here + 1
+        self._places[self._rank] = self._group | here + 1
         if now < self._not_before:
             return
         allowed = processors.allowed()
-        self.is_tight = len(allowed) < len(self._places)
+        self.yields_in_vain = len(allowed) < len(self._places) and any(
+            place & ~_PLACE_MASK != self._group for place in self._places if place
+        )
         target, others = self._better(here, allowed)
         if target is None:
             self._idle.forget()
@@ -83,13 +91,14 @@ class Spreading:
         if others or self._idle.find((target,), now) is not None:
             self._not_before = now + _LEAST_SECONDS
             processors.move_to(target)
-            self._places[self._rank] = processors.current() + 1
+            self._places[self._rank] = self._group | processors.current() + 1
 
     def _better(self, here: int, allowed: Collection[int]) -> tuple[int | None, int]:
         """Returns to which processor this rank should move, if to any, and how many are there."""
         counts = dict.fromkeys(allowed, 0)
         last = self._rank
-        for rank, place in enumerate(self._places):
+        for rank, word in enumerate(self._places):
+            place = word & _PLACE_MASK
             if place and not self._sleepers[rank] and place - 1 in counts:
                 counts[place - 1] += 1
                 if place - 1 == here:

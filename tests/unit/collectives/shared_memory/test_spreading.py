@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 class Host:
     """Some processors, and one thread for each rank."""
 
-    def __init__(self, ranks: int, processors: int = 2) -> None:
+    def __init__(self, ranks: int, processors: int = 2, groups: int = 1) -> None:
         self.seconds = 0.0
         self.places = memoryview(bytearray(8 * ranks)).cast("Q")
         self.sleepers = memoryview(bytearray(8 * ranks)).cast("Q")
         self.idle = [0.0] * processors
         self.threads = [Thread(self) for _ in range(ranks)]
         self.spreadings = [
-            Spreading(rank, self.places, self.sleepers, thread, lambda: self.seconds)
+            Spreading(rank, self.places, self.sleepers, thread, lambda: self.seconds, rank % groups)
             for rank, thread in enumerate(self.threads)
         ]
 
@@ -123,8 +123,9 @@ def test_who_may_not_move_stays() -> None:
         assert host.wait(idle=[1]) == [0, 0]
 
 
-def test_more_ranks_than_processors_are_tight() -> None:
-    for ranks, is_tight in ((2, False), (3, True)):
-        host = Host(ranks)
-        host.wait()
-        assert [each.is_tight for each in host.spreadings] == [is_tight] * ranks
+def test_yields_are_in_vain_where_ranks_of_several_groups_share_processors() -> None:
+    for ranks, groups, is_in_vain in ((3, 1, False), (2, 2, False), (3, 2, True)):
+        host = Host(ranks, groups=groups)
+        for _ in range(2):
+            host.wait()
+        assert [each.yields_in_vain for each in host.spreadings] == [is_in_vain] * ranks
