@@ -254,15 +254,26 @@ class DistAutogradContext:
                 variables.append(leaf.node.variable)  # type: ignore[attr-defined]
                 added.append(gradient)
         stored: list[Any] = [*map(self._gradients.get, variables)]
-        kinds = {*map(type, stored), *map(type, added)}
-        if kinds != _ORDINARY or any(map(_has_history, stored)) or any(map(_has_history, added)):
-            return False
-        if {*map(_layout_of, stored), *map(_layout_of, added)} != _STRIDED:
-            return False
-        if not all(map(_has_history, variables)):  # one wants none any more
+        if not _are_ordinary([*stored, *added]) or not all(map(_has_history, variables)):
             return False
         add_many(stored, added)
         return True
+
+    def sums_at(self, leaves: Sequence[GradientEdge]) -> list[torch.Tensor]:
+        """The gradients that leaves have so far, for `add_to`; none, if for some that is not all
+        there is to do."""
+        variables = [leaf.node.variable for leaf in leaves]  # type: ignore[attr-defined]
+        with self._adding:
+            sums: list[Any] = [*map(self._gradients.get, variables)]
+            if self._replicas is not None or not all(map(_has_history, variables)):
+                return []
+        return sums if _are_ordinary(sums) else []
+
+    def add_to(self, total: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Adds a gradient to one of `sums_at`."""
+        with self._adding:
+            if not self.is_released:
+                total.add_(gradient)
 
     def move_gradients(self, to: DistAutogradContext, leaves: Sequence[torch.Tensor]) -> None:
         """Adds the gradients of these leaves to those of another context, and has none of them
@@ -339,6 +350,15 @@ class DistAutogradContext:
             self._sends, self.receives, self.passes, self._gradients = {}, {}, {}, {}
             selections, self.selections = self.selections, {}
         del dropped, selections
+
+
+def _are_ordinary(gradients: list[Any]) -> bool:
+    """Whether all are there, and are tensors of numbers in order, without a history."""
+    return (
+        {*map(type, gradients)} == _ORDINARY
+        and not any(map(_has_history, gradients))
+        and {*map(_layout_of, gradients)} == _STRIDED
+    )
 
 
 @torch.enable_grad()

@@ -297,12 +297,77 @@ is_profiling: Callable[[], bool] = _profiling.take(
     cost=Cost.SLOW,
 )
 
+
+def hook_tables(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The hooks of `node` itself that were registered from Python, those before it and those after,
+    now and as long as the node lives."""
+    return _tables_of(node)
+
+
+def _run_past_leaves(
+    edges: Sequence[GradientEdge],
+    gradients: Sequence[torch.Tensor],
+    leaves: Sequence[GradientEdge],
+    hooks: Sequence[Callable[[tuple[torch.Tensor | None, ...]], Any]],
+    anchor: GradientEdge,
+) -> bool:
+    """Runs torch's engine from `edges` to `leaves` and `anchor`; before the node of each leaf comes
+    its hook, which leaves it nothing to do. False: cannot be done."""
+    tables = [hook_tables(leaf.node)[0] for leaf in leaves]
+    key = -id(tables)  # those of torch are positive
+    try:
+        for table, hook in zip(tables, hooks, strict=True):
+            table[key] = hook
+        _run_backward(
+            tuple(edges),
+            tuple(gradients),
+            False,
+            False,
+            (*leaves, anchor),
+            True,
+            accumulate_grad=True,
+        )
+    finally:
+        for table in tables:
+            table.pop(key, None)
+    return True
+
+
+def _passes_leaves(run: Callable[..., bool]) -> bool:
+    """Whether hooks see the gradients, leaves have none afterwards, and the hooks are gone."""
+    leaf, seen = _leaf(), []
+    edges = [get_gradient_edge(each) for each in (leaf, _leaf(), _leaf())]
+    root = leaf * 3 + edges[1].node.variable  # type: ignore[attr-defined]
+
+    def take(gradients: tuple[torch.Tensor]) -> tuple[None]:
+        seen.append(gradients[0].tolist())
+        return (None,)
+
+    run([get_gradient_edge(root)], [torch.ones(2)], edges[:2], [take, take], edges[2])
+    grads = [edge.node.variable.grad for edge in edges]  # type: ignore[attr-defined]
+    if sorted(seen) != [[1.0, 1.0], [3.0, 3.0]] or grads != [None] * 3:
+        return False
+    (leaf * 2).sum().backward()  # type: ignore[no-untyped-call]
+    return leaf.grad is not None and len(seen) == 2
+
+
+_adding = Names("large gradients added where they arise", within=plain_modes)
+run_past_leaves: Callable[..., bool] = _adding.take(
+    "Node.register_prehook",
+    "let a hook take what was to be added to the .grad of a leaf",
+    _passes_leaves,
+    reader=_run_past_leaves,
+    otherwise=lambda *_: False,
+    cost=Cost.THOROUGH,
+)
+
 PRIVATES = (
     *_core.finish(),
     *_order.finish(),
     *_callbacks.finish(),
     *_slots.finish(),
     *_profiling.finish(),
+    *_adding.finish(),
 )
 
 _NOT_TRANSPOSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -366,12 +431,6 @@ def give_own_node(tensor: torch.Tensor) -> None:
         _lift(tensor)
     elif tensor.layout not in _NOT_TRANSPOSED:
         tensor.transpose_(0, 0)  # changes nothing, and is differentiable for complex numbers
-
-
-def hook_tables(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The hooks of `node` itself that were registered from Python, those before it and those after,
-    now and as long as the node lives."""
-    return _tables_of(node)
 
 
 def has_node_hooks(node: Node) -> bool:

@@ -14,6 +14,7 @@ down to the tables:
     randomness      whose turn it is to draw random numbers
     graphs          the graph of one micro-batch in one stage
     known_leaves    what the graphs of one stage have ended in so far
+    adding          large gradients added to those before where they arise
     weight_pass     backward passes in two parts
     skips           skip connections between distant stages
     micro_batches   a batch cut into micro-batches

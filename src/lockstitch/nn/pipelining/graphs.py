@@ -17,6 +17,7 @@ from lockstitch.autograd.graph import Component, Entry, find_components
 from lockstitch.autograd.stitch import RECEIVE_NODE, stitch_receive
 from lockstitch.devices.kinds import is_host, is_on_host
 from lockstitch.ids import GlobalId
+from lockstitch.nn.pipelining.adding import LARGE_BYTES, run_adding
 from lockstitch.nn.pipelining.weight_pass import WeightPass, split_backward
 from lockstitch.wire.staging import arrive
 
@@ -120,7 +121,9 @@ class Graph:
             component = self._component(Entry(None, edges))
             if splits and not component.hooked:
                 self._weights = split_backward(component, roots, context, collected)
-            else:
+            elif self._known.nbytes < LARGE_BYTES or not run_adding(
+                component, roots, context, collected
+            ):
                 arrived = {None: tuple(roots)}
                 del roots
                 ComponentRun(component, context, False, collected).run(arrived)  # type: ignore[arg-type]

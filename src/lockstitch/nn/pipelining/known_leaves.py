@@ -14,17 +14,19 @@ from lockstitch.torch_internals.autograd import hook_tables
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import torch
     from torch.autograd.graph import GradientEdge
 
     from lockstitch.torch_internals.autograd import Node
 
 
 class KnownLeaves:
-    """See the module. `edges` are where their gradients arrive. As long as these are here their
-    nodes live, which else would die with each graph."""
+    """See the module. `edges` are where their gradients arrive, `nbytes` how large these are. As
+    long as they are here their nodes live, which else would die with each graph."""
 
     def __init__(self) -> None:
         self.edges: tuple[GradientEdge, ...] = ()
+        self.nbytes = 0
         self._nodes: set[Node] = set()
         self._hooks: list[dict[int, object]] = []
 
@@ -35,6 +37,8 @@ class KnownLeaves:
         self._nodes.update([edge.node for edge in fresh])
         for edge in fresh:
             self._hooks += hook_tables(edge.node)
+            variable: torch.Tensor = edge.node.variable  # type: ignore[attr-defined]
+            self.nbytes += variable.numel() * variable.element_size()
 
     def are_all(self, edges: Sequence[GradientEdge], receives: Iterable[Node]) -> bool:
         """Whether a graph that begins at `edges` ends in leaves that are known, and in `receives`,
