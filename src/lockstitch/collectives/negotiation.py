@@ -163,6 +163,10 @@ class Negotiation:
         """Returns whether it is one of the ranks."""
         return rank in self._joins
 
+    def expects(self, rank: int) -> bool:
+        """Returns whether it is one of the ranks, and has not left."""
+        return rank in self._joins and rank not in self._left
+
     def has_part(self, rank: int) -> bool:
         """Returns whether a rank has submitted what others have not."""
         return any(rank in entry.parts for entries in self._open.values() for entry in entries)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import pytest
 import torch
 
 from lockstitch.collectives import SUM, Session
-from lockstitch.errors import CollectiveError, StalledError
+from lockstitch.collectives.shared_memory.log_negotiation import LogNegotiation
+from lockstitch.errors import CollectiveError, RankLostError, StalledError
 from tests.cluster.collectives.ranks import Ranks
 
 
@@ -49,3 +51,44 @@ def test_rank_that_has_waited_too_long_ends_the_session_of_the_others(backend: s
             ranks[0].wait(handle)
         with pytest.raises(CollectiveError, match="rank 0 "):
             ranks[1].wait(ranks[1].allreduce(torch.ones(3), name="later"))
+
+
+def test_rank_that_ends_while_it_tells_its_sets_is_lost_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Ranks(2, "shared_memory") as ranks:
+        pair = ranks.run(lambda session: session.open_pair(1 - session.rank).id)[0]
+        ranks.run(lambda session: session.barrier(process_set=pair))
+        leaving = LogNegotiation.leave
+        told = []
+
+        def leave(negotiation: LogNegotiation, *reason: Any) -> None:
+            if told:
+                raise KeyboardInterrupt
+            told.append(negotiation)
+            leaving(negotiation, *reason)
+
+        monkeypatch.setattr(LogNegotiation, "leave", leave)
+        with pytest.raises(KeyboardInterrupt):
+            ranks[1].shutdown()
+        monkeypatch.undo()
+        handle = ranks[0].allreduce(torch.ones(3), process_set=pair)
+        with pytest.raises(RankLostError, match="rank 1 shut down"):
+            ranks[0].wait(handle)
+
+
+def test_set_in_which_a_rank_was_interrupted_is_told_at_the_next_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with Ranks(2, "shared_memory") as ranks:
+        monkeypatch.setattr(LogNegotiation, "leave", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ranks[1]._backend._sets.leave()
+        monkeypatch.undo()
+        ranks[1].shutdown()
+        handle = ranks[0].allreduce(torch.ones(3))
+        with pytest.raises(RankLostError, match="rank 1 shut down"):
+            ranks[0].wait(handle)

@@ -185,8 +185,8 @@ class SharedMemoryBackend:
     def close(self) -> None:
         if self._is_abandoned or self._is_closed:
             return
-        self._is_closed = True
         self._sets.leave()
+        self._is_closed = True  # only now: where an interrupt comes before, the next call tells
         self._driver.close()
         self._wakeups.close()
 

@@ -92,6 +92,9 @@ class LogNegotiation:
         """Whether an interrupt now would leave the books in disorder."""
         self._is_behind = False
         """Whether an interrupt has ended steps that are still to be done."""
+        self._has_left = False
+        self.gone: dict[int, str] = {}
+        """The ranks that have said that their session has ended, and why."""
         self.death: RankLostError | None = None
         """The error that ends the session, if another rank has said that one has died."""
 
@@ -377,6 +380,7 @@ class LogNegotiation:
         if is_by_death:  # the session ends here as well, when what the dead had told is taken in
             self.death = self.death or RankLostError(reason)
             return
+        self.gone[rank] = reason
         text = reason or f"{self._pending.names.one(rank)} shut down before it had done its part"
         self._performer.lose(rank, RankLostError(text))
         self._follow(self.table.handle(Left(rank)))
@@ -397,8 +401,23 @@ class LogNegotiation:
     # ------------------------------------------------------------ the end, and being asked
 
     def leave(self, reason: str, is_by_death: bool) -> None:
-        """Tells the others that this rank takes no further part, and why. Nothing is told after."""
-        self._publisher.publish_leave(reason, is_by_death)
+        """Tells the others, once, that this rank takes no further part, and why. Nothing is told
+        after."""
+        if not self._has_left:
+            self._publisher.publish_leave(reason, is_by_death)
+            self._has_left = True
+
+    def note_gone(self, rank: int, reason: str) -> bool:
+        """Takes note that the session of a rank has ended, which has said so in another set: there
+        is nothing to come here either. Whether that was new."""
+        if not self.table.expects(rank):
+            return False
+        self.advance(is_thorough=True)  # what it had told before
+        if self.table.expects(rank):
+            self.is_changing = True
+            self._left(rank, reason, is_by_death=False)
+            self._end_changes()
+        return True
 
     def missing(self, name: str) -> tuple[int, ...]:
         """The ranks that have not submitted the operation of that name, which this one has."""

@@ -105,12 +105,24 @@ class OpenSets:
                 if each.advance(is_thorough=is_thorough):
                     is_news = True
                 death = death or each.death  # told now, or where something was submitted
+                if each.gone and self._tell_of(each.gone):
+                    is_news = True
         except BaseException as error:
             if isinstance(error, Exception) or self.is_changing:
                 self.end(error)
             raise
         if death is not None:
             self.end(death)
+        return is_news
+
+    def _tell_of(self, gone: dict[int, str]) -> bool:
+        """Tells all sets of ranks that have told one of them that their session has ended: those
+        may have come to an end before they came to the others. Whether that was new."""
+        is_news = False
+        for rank, reason in list(gone.items()):
+            for each in self._all:
+                if each.note_gone(rank, reason):
+                    is_news = True
         return is_news
 
     # ------------------------------------------------------------ being asked
@@ -190,9 +202,8 @@ class OpenSets:
             self.leave(str(error), is_by_death=isinstance(error, RankLostError))
 
     def leave(self, reason: str = "", *, is_by_death: bool = False) -> None:
-        """Tells the others, once, that this rank takes no further part."""
+        """Tells the others, in each set once, that this rank takes no further part."""
         with self.lock:
-            if not self.has_left:
-                self.has_left = True
-                for each in self._open.values():
-                    each.leave(reason, is_by_death)
+            self.has_left = True
+            for each in self._open.values():
+                each.leave(reason, is_by_death)
