@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from lockstitch.attach.system import thread_state, what_keeps
-from lockstitch.attach.values import CodeLine, ThreadReport
+from lockstitch.attach.values import NO_LINE, CodeLine, ThreadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType
 
 _HERE: Final = f"{Path(__file__).resolve().parent}/"
@@ -60,13 +60,20 @@ def code_line(frame: FrameType) -> CodeLine:
 def own_line(innermost: FrameType, folders: SourceFolders | None = None) -> CodeLine:
     """Returns the innermost line of the user's own code in a stack, or the innermost line of any
     code where none is the user's."""
-    return own_line_among(list(frames_of(innermost)), folders or SourceFolders())
+    return code_line(_own_frame(frames_of(innermost), folders or SourceFolders()) or innermost)
 
 
-def own_line_among(frames: Sequence[FrameType], folders: SourceFolders) -> CodeLine:
-    """The same of frames that are given, the innermost first."""
-    own = (each for each in frames if folders.is_own(each.f_code.co_filename))
-    return code_line(next(own, frames[0]))
+def served_line(frames: Sequence[FrameType], folders: SourceFolders) -> CodeLine:
+    """The same of frames that serve a call, the innermost first: `NO_LINE` where the innermost is
+    this library's, which does so for a function in C, say."""
+    frame = _own_frame(frames, folders)
+    if frame is None and not frames[0].f_code.co_filename.startswith(f"{_PACKAGE}/"):
+        frame = frames[0]
+    return NO_LINE if frame is None else code_line(frame)
+
+
+def _own_frame(frames: Iterable[FrameType], folders: SourceFolders) -> FrameType | None:
+    return next((each for each in frames if folders.is_own(each.f_code.co_filename)), None)
 
 
 def look_at_threads(*, stacks: bool = False) -> list[ThreadReport]:

@@ -25,7 +25,13 @@ class CodeLine:
     text: str = ""
 
     def __str__(self) -> str:
+        if not self.file:
+            return "no line of the program"
         return f"{self.file}:{self.line} in {self.function}"
+
+
+NO_LINE: Final = CodeLine("", 0, "")
+"""Where a thread is in this library, or in C called from there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,4 +75,6 @@ def _place_of(one: Participant | None) -> str:
     served = max(one.serving, key=lambda each: each.seconds, default=None)
     main = one.main_thread
     at = served.at if served is not None and served.at is not None else main.at if main else None
-    return "" if at is None else f"{at}: {at.text}"
+    if at is None:
+        return ""
+    return f"{at}: {at.text}" if at.text else f"{at}"

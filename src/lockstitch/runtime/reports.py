@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
 
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.sources import SOURCES
-from lockstitch.attach.threads import SourceFolders, frames_of, own_line_among
+from lockstitch.attach.threads import SourceFolders, frames_of, served_line
 from lockstitch.attach.values import (
     Counter,
     OtherWait,
@@ -158,7 +158,7 @@ def _serving(worker: Worker, frames: Mapping[int, FrameType]) -> tuple[ServedCal
                 seconds=round(now - each.since, 3),
                 number=each.message.request,
                 thread=thread if frame is not None else 0,
-                at=own_line_among(stack, folders) if stack else None,
+                at=served_line(stack, folders) if stack else None,
             )
         )
     groups = _alike(served, lambda call: (call.caller, call.function, call.at))

@@ -7,7 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lockstitch.inquiry import INQUIRY, line_of
+from lockstitch.attach.threads import SourceFolders, frames_of, served_line
+from lockstitch.inquiry import INQUIRY
 from lockstitch.runtime.functions import name_of
 from lockstitch.runtime.reports import Waiting
 from lockstitch.runtime.worker import PROCESS
@@ -64,4 +65,4 @@ def _where(invocation: Invocation, frames: dict[int, FrameType]) -> str:
     frame = frames.get(thread) if thread is not None else None
     if frame is None:
         return "parked: it waits for a future or for references to be confirmed"
-    return line_of(frame)
+    return str(served_line([*frames_of(frame)], SourceFolders()))

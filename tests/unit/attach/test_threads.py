@@ -5,17 +5,27 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from lockstitch.attach.threads import code_line, frames_of, look_at_threads, own_line
+from lockstitch.attach.threads import (
+    SourceFolders,
+    code_line,
+    frames_of,
+    look_at_threads,
+    own_line,
+    served_line,
+)
+from lockstitch.errors import text_of
 from lockstitch.testing.clock import ManualClock
 from tests.unit.runtime.stage import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import FrameType
 
 
 def _stand(entered: threading.Event, leave: threading.Event) -> None:
@@ -130,3 +140,23 @@ def test_who_only_waits_for_the_interpreter_stands_in_no_lock() -> None:
     for each in threads:
         each.join()
     assert found == {""}
+
+
+class Asked(Exception):  # noqa: N818 - it is only shown
+    """Knows the frame that has asked for its text."""
+
+    frame: FrameType
+
+    def __str__(self) -> str:
+        self.frame = sys._getframe(1)
+        return ""
+
+
+def test_a_call_that_is_served_in_c_or_by_this_library_is_at_no_line_of_the_program() -> None:
+    ours, pythons = Asked(), Asked()
+    text_of(ours)
+    traceback.format_exception_only(Asked, pythons)
+    here = sys._getframe()
+    assert str(served_line([ours.frame], SourceFolders())) == "no line of the program"
+    assert served_line([ours.frame, here], SourceFolders()).file == __file__
+    assert served_line([pythons.frame], SourceFolders()).file == traceback.__file__
