@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from lockstitch.copying import move
+from lockstitch.copying import MEMORY, move
 
 PIECE = 1 << 19
 
@@ -18,3 +18,12 @@ def test_all_bytes_are_moved_and_none_beside_them(size: int) -> None:
     target = (ctypes.c_ubyte * (size + 2))()
     move(ctypes.addressof(target) + 1, ctypes.addressof(source), size)
     assert bytes(target) == b"\0" + bytes(source)[:size] + b"\0"
+
+
+def test_memory_is_read_and_written_by_address() -> None:
+    place = (ctypes.c_ubyte * 5)(*b"abcde")
+    address = ctypes.addressof(place)
+    assert bytes(MEMORY[address : address + 5]) == b"abcde"
+    MEMORY[address + 1 : address + 3] = b"XY"
+    assert bytes(place) == b"aXYde"
+    assert not bytes(MEMORY[0:0]), "where a tensor without elements lies"

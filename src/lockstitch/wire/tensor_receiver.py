@@ -8,13 +8,13 @@ against the frame's lengths before memory is allocated for it.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lockstitch.copying import MEMORY
 from lockstitch.devices.kinds import HOST
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.modes import are_plain, plain_modes
@@ -135,7 +135,8 @@ class TensorReceiver:
     def _fill(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
         """Copies a small memory out of the frame."""
         if size:
-            ctypes.memmove(tensor.data_ptr(), self._address, size)
+            place, source = tensor.data_ptr(), self._address
+            MEMORY[place : place + size] = MEMORY[source : source + size]
             self._address += size
         return tensor
 
@@ -274,8 +275,9 @@ def take_small(headers: tuple[Any, ...], address: int, length: int) -> list[torc
             if length < 0:
                 return None
             tensor = torch.empty_like(prototype)
-            ctypes.memmove(tensor.data_ptr(), address, size)
-            address += size
+            place, end = tensor.data_ptr(), address + size
+            MEMORY[place : place + size] = MEMORY[address:end]
+            address = end
             tensors.append(tensor)
     except (TypeError, ValueError):  # it is another kind of header, or none
         return None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from lockstitch.copying import move
+from lockstitch.copying import MEMORY, move
 from lockstitch.devices.kinds import is_gpu, is_host, is_on_host
 from lockstitch.devices.moving import begin_fetch, stage_out
 from lockstitch.errors import SerializationError
@@ -77,7 +77,6 @@ COMPACT_ABOVE_BYTES: Final = 8 * 1024
 COMPACT_FACTOR: Final = 2
 _MOST_SMALL_ITEMS: Final = 8
 _STRIDED: Final = torch.strided
-_string_at: Final = ctypes.string_at
 
 
 def is_extractable(tensor: torch.Tensor) -> bool:
@@ -125,7 +124,7 @@ class Memory:
 
     def copy(self) -> bytes:
         """The bytes, copied: for small tensors, which travel inside the frame."""
-        return ctypes.string_at(self.address, self.nbytes)
+        return bytes(MEMORY[self.address : self.address + self.nbytes])
 
     def copy_to(self, address: int) -> None:
         """Copies the bytes to where the receiver will see them. Other threads run meanwhile."""
@@ -275,7 +274,8 @@ def _copy_one(tensor: object) -> tuple[Header, bytes] | None:
     code = _CODE_OF[tensor.dtype]
     if tensor.requires_grad:
         code |= REQUIRES_GRAD
-    return (code, tuple(tensor.shape)), _string_at(tensor.data_ptr(), nbytes)
+    address = tensor.data_ptr()
+    return (code, tuple(tensor.shape)), bytes(MEMORY[address : address + nbytes])
 
 
 def describe_plain(items: Sequence[object]) -> tuple[tuple[Header | None, ...], Memories] | None:
