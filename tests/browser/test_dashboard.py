@@ -68,8 +68,8 @@ CYCLE = """
     def ask():
         with lock:
             return rank
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-    with lock:
+    with lock:  # before the other can call
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
         rpc.rpc_sync(f"worker{1 - rank}", ask, timeout=0)
 """
 CONTEXT = """
