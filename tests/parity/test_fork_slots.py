@@ -109,6 +109,39 @@ def test_parameters_are_in_memory_once(parallel):
     assert sum(slot.statistics.parameter_bytes for slot in model.slots) == 2 * aligned
 
 
+class Aliased(nn.Module):
+    """Has attributes in the memory of a parameter and of a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("state", torch.ones(4))
+        self.register_buffer("table", torch.eye(3).to_sparse())
+        self.bias, self.some = self.linear.bias.data, [self.state[1:]]
+
+    def forward(self, x):
+        return self.linear(x) + self.bias * self.some[0] + self.table.to_dense()[0] + self.state[1:]
+
+
+def test_attributes_in_the_memory_of_others_stay_there(parallel):
+    module = Aliased()
+    model, x = parallel(module), torch.randn(6, 3)
+    assert works(model, x)
+    with torch.no_grad():
+        module.linear.bias += 1
+    assert torch.equal(module.bias, module.linear.bias)
+    assert works(model, x)
+    module.some[0] += 1
+    assert works(model, x)
+    module.table.mul_(2)
+    assert works(model, x)
+    module.state = torch.zeros(4)
+    module.some[0] += 1  # on its own from now on
+    assert works(model, x)
+    module.some[0] += 1
+    assert works(model, x)
+
+
 def test_a_child_of_the_program_has_parameters_of_its_own(parallel):
     module, x = Net(), torch.randn(6, 4)
     model = parallel(module)

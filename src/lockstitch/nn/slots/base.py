@@ -44,6 +44,12 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self.attributes or self.others)
 
+    @property
+    def nbytes(self) -> int:
+        """How large the copies are; of sparse ones, as if they were dense."""
+        tensors = [each for _, each in self.others if each is not None]
+        return sum([each.numel() * each.element_size() for each in tensors])
+
 
 NO_CHANGES = Changes()
 

@@ -52,6 +52,7 @@ from lockstitch.nn.slots.forkable import obstacle
 from lockstitch.nn.slots.lifting import SINGLE
 from lockstitch.nn.slots.memory import NAME, OwnedMemory, ReadMemory
 from lockstitch.nn.slots.messages import Leaves, MessageCodec
+from lockstitch.nn.slots.module_changes import tensors_held_by
 from lockstitch.nn.slots.own_passes import OwnPasses
 from lockstitch.nn.slots.request_packing import Packer
 from lockstitch.nn.slots.shared_leaves import forking_a_slot, share
@@ -77,7 +78,8 @@ class ForkSlot(Slot):
         if reason is not None:
             raise RuntimeError(f'{reason}; use slots that are threads, device_ids=["thread", …]')
         module = blueprint.module
-        others = itertools.chain(module.parameters(), module.buffers())
+        held = tensors_held_by(module.modules())
+        others = itertools.chain(module.parameters(), module.buffers(), held)
         self.statistics = SlotStatistics(parameter_bytes=share(blueprint.leaves, others))
         self._number = number
         self._module = weakref.ref(module)
@@ -131,8 +133,7 @@ class ForkSlot(Slot):
             self._own_passes.disturb()
         self.statistics.passes += request.vjp_of is None
         content, tensors = self._packer.pack(request)
-        for _, tensor in request.changes.others:
-            self.statistics.other_bytes += 0 if tensor is None else tensor.nbytes
+        self.statistics.other_bytes += request.changes.nbytes
         self._send((FORWARD, request.number), content, tensors)
 
     def finish(self, number: int) -> Outcome:

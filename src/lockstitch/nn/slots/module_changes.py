@@ -41,8 +41,11 @@ from lockstitch.torch_internals.modules import (
 from lockstitch.torch_internals.tensors import UNKNOWN, known_versions_of, swap_tensors, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+_Ref: TypeAlias = "ref[torch.Tensor]"
+_NOWHERE = {None, 0}
+"""The storage of what has no memory."""
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, list, set)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -165,7 +168,7 @@ class ChangeTracker:
         # The module as it is now, to be compared with what it will be:
         self._seen = [(module.__dict__, dict(module.__dict__)) for module in self.modules]
         self._filled, self._empty = self._current_containers()
-        self._held = self._current_held()
+        self._shared, self._held = self._current_held()
         self._tables = list(map(parameters_of, self.modules))
         self._traits = self._current_traits()
 
@@ -192,19 +195,33 @@ class ChangeTracker:
         filled = [(each, each.copy()) for each in containers if each]
         return filled, [each for each in containers if not each]
 
-    def _current_held(self) -> list[tuple[ref[torch.Tensor], object]]:
-        """The tensors that are attributes, or in containers that are, each with its mark; but for
-        those in the memory of parameters and buffers."""
-        others = [table[name] for table, name in self.others]
-        known = {_storage_of(each) for each in (*self.leaves, *others) if each is not None}
-        held = [
-            each
-            for module in self.modules
-            for name, value in module.__dict__.items()
-            if name not in _TABLES_OF_TORCH
-            for each in _tensors_in(value)
-        ]
-        return [(ref(each), _mark(each)) for each in held if _storage_of(each) not in known]
+    def _current_held(self) -> tuple[list[_Ref], list[tuple[_Ref, object]]]:
+        """Those of `tensors_held_by` that slots get with parameters and buffers; and the others,
+        each with its mark, with the buffers beside them: slots get a new one for one that has
+        changed, apart from what lay beside it."""
+        held = tensors_held_by(self.modules)
+        is_known = self._known()
+        apart = [each for each in held if not is_known(each)]
+        places = {_storage_of(each) for each in apart} - _NOWHERE
+        beside = [each for each in self._current_others() if _storage_of(each) in places]
+        return (
+            [ref(each) for each in held if is_known(each)],
+            [(ref(each), _mark(each)) for each in (*apart, *beside)],
+        )
+
+    def _current_others(self) -> list[torch.Tensor]:
+        others = [table.get(name) for table, name in self.others]
+        return [each for each in others if each is not None]
+
+    def _known(self) -> Callable[[torch.Tensor], bool]:
+        """Tells whether a tensor is a buffer, or lies where parameters do."""
+        buffers = set(map(id, self._current_others()))
+        places = {_storage_of(each) for each in self.leaves} - _NOWHERE
+        return lambda tensor: id(tensor) in buffers or _storage_of(tensor) in places
+
+    def _are_known_still(self) -> bool:
+        known = [tensor for each in self._shared if (tensor := each()) is not None]
+        return not known or all(map(self._known(), known))
 
     def _are_as_marked(self) -> bool:
         return all(
@@ -239,6 +256,7 @@ class ChangeTracker:
         return (
             self._traits == self._current_traits()
             and self._are_as_marked()
+            and self._are_known_still()
             and self._compare(is_own=False)
         )
 
@@ -344,6 +362,18 @@ def _storage_of(tensor: torch.Tensor) -> int | None:
 def _mark(tensor: torch.Tensor) -> object:
     """What becomes another one when somebody writes to the tensor, as far as torch counts."""
     return 0 if tensor.is_inference() else version_of(tensor), _place(tensor)
+
+
+def tensors_held_by(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
+    """The tensors that are attributes, or in containers that are, each once."""
+    held = {
+        id(each): each
+        for module in modules
+        for name, value in module.__dict__.items()
+        if name not in _TABLES_OF_TORCH
+        for each in _tensors_in(value)
+    }
+    return list(held.values())
 
 
 def _tensors_in(value: object) -> Iterable[torch.Tensor]:

@@ -146,9 +146,7 @@ class RemoteSlot(Slot):
             self._sent[i] = version_of(self._leaves[i])
             self.statistics.parameter_bytes += self._leaves[i].nbytes
         self.statistics.passes += request.vjp_of is None
-        self.statistics.other_bytes += sum(
-            0 if tensor is None else tensor.nbytes for _, tensor in request.changes.others
-        )
+        self.statistics.other_bytes += request.changes.nbytes
 
     def finish(self, number: int) -> Outcome:
         outcome: Outcome = self._wait(("forward", number))

@@ -294,3 +294,65 @@ def test_a_buffer_with_other_data_is_told_although_its_version_is_the_same(data)
     ((_, told),) = tracker.changes(known).others
     assert told.tolist() == data.tolist()
     assert not tracker.changes(known)
+
+
+def beside_a_buffer() -> nn.Module:
+    """Attributes that are a buffer, lie within it, and have more than it has."""
+    module = nn.Module()
+    state = torch.zeros(6)
+    module.register_buffer("state", state[:4])
+    module.same, module.within, module.more = module.state, state.data[1:3], state[2:]
+    return module
+
+
+def test_a_buffer_that_is_an_attribute_too_is_told_once():
+    module = beside_a_buffer()
+    del module.within, module.more
+    tracker = ChangeTracker(module)
+    known = tracker.known_state()
+    module.same += 1
+    assert tracker.look()
+    ((_, told),) = tracker.changes(known).others
+    assert told.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("name", ["state", "same", "within", "more"])
+@pytest.mark.parametrize("left", ["within", "more"])
+def test_writes_to_memory_that_a_buffer_and_an_attribute_have_in_common_are_seen(name, left):
+    module = beside_a_buffer()
+    if name == "more" != left:
+        return  # another memory
+    for each in {"within", "more"} - {name, left}:
+        delattr(module, each)
+    tracker = ChangeTracker(module)
+    assert tracker.look()
+    getattr(module, name).add_(1)
+    assert not tracker.look()
+
+
+def test_a_buffer_that_another_takes_the_place_of_is_no_buffer_any_more():
+    for leave in (
+        lambda module: setattr(module, "state", torch.ones(4)),
+        lambda module: delattr(module, "state"),
+    ):
+        module = beside_a_buffer()
+        del module.within, module.more
+        tracker = ChangeTracker(module)
+        leave(module)
+        assert not tracker.look()
+
+
+def test_sparse_attributes_beside_sparse_buffers_are_seen():
+    module = nn.Module()
+    module.register_buffer("state", torch.eye(2).to_sparse())
+    module.register_buffer("empty", torch.zeros(0))
+    module.sparse = torch.eye(2).to_sparse()
+    tracker = ChangeTracker(module)
+    assert tracker.look()
+    module.sparse.mul_(2)
+    assert not tracker.look()
+
+
+def test_how_large_the_copies_are_is_told_also_of_sparse_ones():
+    changes = Changes(others=[(0, torch.ones(3)), (1, None), (2, torch.eye(2).to_sparse())])
+    assert changes.nbytes == 12 + 16
