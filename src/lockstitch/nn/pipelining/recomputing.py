@@ -3,8 +3,8 @@
 The second time everything must be as it was the first time. Buffers are put back meanwhile, for
 what is written to them counts once; the copies of those that do not change are shared by all
 micro-batches. Parameters must not change in between, other than by the module itself: where
-somebody else has written to one, there is no second time. (Steps of other trainers' distributed
-optimizers are not noticed, as by no graph: see `optim.local`.)
+somebody else has written to one, or given it other data, there is no second time. (Steps of other
+trainers' distributed optimizers are not noticed, as by no graph: see `optim.local`.)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.func import functional_call
 
+from lockstitch.nn.slots.module_changes import place_of
 from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Recomputing:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._latest: dict[str, torch.Tensor] = {}
-        self._versions: dict[str, int] | None = None
+        self._versions: dict[str, object] | None = None
         self._writes = 0
         """How often others were seen to have written to parameters."""
 
@@ -88,9 +89,9 @@ class Recomputing:
         if self._versions is not None and self._versions != self._versions_now():
             self._writes += 1
 
-    def _versions_now(self) -> dict[str, int]:
+    def _versions_now(self) -> dict[str, object]:
         return {
-            name: version_of(parameter)
+            name: (version_of(parameter), place_of(parameter))
             for name, parameter in self._module.named_parameters()
             if not parameter.is_inference()
         }

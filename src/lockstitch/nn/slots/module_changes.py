@@ -232,12 +232,12 @@ class ChangeTracker:
         """Returns, of each parameter, which it is, where, and whether it wants gradients; of each
         buffer its name, and the same if it wants gradients."""
         parameters = [
-            None if each is None else (id(each), _place(each), each.requires_grad)
+            None if each is None else (id(each), place_of(each), each.requires_grad)
             for table in self._tables
             for each in table.values()
         ]
         buffers = [
-            (name, id(each), _place(each)) if each is not None and each.requires_grad else name
+            (name, id(each), place_of(each)) if each is not None and each.requires_grad else name
             for table in map(buffers_of, self.modules)
             for name, each in table.items()
         ]
@@ -343,7 +343,7 @@ class ChangeTracker:
         return Changes(attributes, others)
 
 
-def _place(tensor: torch.Tensor) -> object:
+def place_of(tensor: torch.Tensor) -> object:
     """Where it lies, and how: what an assignment to its `data` changes, which gives it no other
     version. Nothing where there is no such place."""
     try:
@@ -361,7 +361,7 @@ def _storage_of(tensor: torch.Tensor) -> int | None:
 
 def _mark(tensor: torch.Tensor) -> object:
     """What becomes another one when somebody writes to the tensor, as far as torch counts."""
-    return 0 if tensor.is_inference() else version_of(tensor), _place(tensor)
+    return 0 if tensor.is_inference() else version_of(tensor), place_of(tensor)
 
 
 def tensors_held_by(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
@@ -391,7 +391,7 @@ def _state(table: dict[str, Any], name: str) -> _State:
     if tensor is None:
         return None, 0, None
     version = UNKNOWN if tensor.is_inference() else version_of(tensor)
-    return tensor, version, _place(tensor)
+    return tensor, version, place_of(tensor)
 
 
 def _overlaps(places: Iterable[TableEntry], leaves: Iterable[torch.Tensor]) -> list[bool]:

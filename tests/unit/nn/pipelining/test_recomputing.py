@@ -70,12 +70,17 @@ def test_a_buffer_may_be_another_tensor_afterwards():
     assert module.state.tolist() == [1, 1, 1]
 
 
-def test_a_parameter_that_others_write_to_meanwhile_is_told():
+@pytest.mark.parametrize("gives_data", [False, True])
+def test_a_parameter_that_others_write_to_meanwhile_is_told(gives_data):
     module = CountsLarge()
     recomputing = Recomputing(module)
     _, former = recomputing.run(given(1.0))
-    with torch.no_grad():
-        module.weight.add_(1)
+    if gives_data:
+        module.weight.data = torch.full((3,), 2.0)
+    else:
+        module.weight.data.add_(0)
+        with torch.no_grad():
+            module.weight.add_(1)
     with pytest.raises(RuntimeError, match="between the forward pass of a stage and its re"):
         recomputing.run_again(former, given(1.0))
     output, former = recomputing.run(given(1.0))
