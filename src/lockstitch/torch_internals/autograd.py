@@ -92,15 +92,18 @@ def _hook_tables(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
     """The dictionaries in which a node keeps its hooks, noted in the node when first asked for.
 
     Torch has no reader for them, but a new hook joins the dictionary of those already there, which
-    stays with the node.
+    stays with the node. (The note may not: a collection of garbage that finds the node's object of
+    Python clears references to these, also where another thread has come back to the node.)
     """
-    tables = node.metadata.get(_TABLES)
-    if tables is None:
+    noted = node.metadata.get(_TABLES)
+    before, after = (None, None) if noted is None else (noted[0](), noted[1]())
+    if before is None or after is None:
         handles = node.register_prehook(_no_prehook), node.register_hook(_no_hook)
-        tables = node.metadata[_TABLES] = tuple([handle.hooks_dict_ref for handle in handles])
+        noted = node.metadata[_TABLES] = tuple([handle.hooks_dict_ref for handle in handles])
+        before, after = noted[0](), noted[1]()
         for handle in handles:
             handle.remove()
-    return tables[0](), tables[1]()
+    return before, after
 
 
 _TABLES = "lockstitch: references to the tables of hooks"

@@ -143,3 +143,15 @@ def test_a_tensor_gets_a_node_of_its_own(dtype):
     assert not tensor._is_view()
     tensor.abs().backward()
     assert leaf.grad is not None
+
+
+def test_hooks_are_found_also_where_the_note_of_them_has_been_lost():
+    """As a collection of garbage leaves it that took the node's object for dead too early."""
+    leaf = torch.ones(2, requires_grad=True)
+    node = get_gradient_edge(leaf).node
+    assert not has_node_hooks(node)
+    (name,) = node.metadata
+    node.metadata[name] = (lambda: None, lambda: None)
+    node.register_prehook(lambda _gradients: None)
+    assert has_node_hooks(node)
+    assert len(node_prehooks(node)) == 1
