@@ -68,7 +68,7 @@ def test_a_cut_between_hosts_is_noticed_on_both_sides_and_stays_when_it_heals(ho
     for rank, worker in enumerate(workers):
         line = next_line(worker)
         assert line.startswith("PeerDiedError after"), line
-        assert f"worker 'worker{1 - rank}' died: it has been silent for 2 s" in line
+        assert f"worker 'worker{1 - rank}' died: it has been silent for 2 s, on host " in line
     hosts.heal()
     for worker in workers:  # each has given the other's references back by now
         worker.stdin.write("whole\n")

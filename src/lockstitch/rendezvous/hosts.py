@@ -43,6 +43,13 @@ def reach(member: Member, transport: Transport, timeout_seconds: float) -> Conne
         raise type(error)(f"on {member.place}: {error}") from error.__cause__
 
 
+def elsewhere(member: Member | None) -> str:
+    """Returns where a worker is, as the end of what is said of it; empty where that is this host,
+    or not known."""
+    is_here = member is None or member.host == host_identity()
+    return "" if member is None or is_here else f", on {member.place}"
+
+
 def why_apart(members: Sequence[Member]) -> str:
     """Returns why some of these workers, which are on different hosts, cannot be called from other
     hosts; empty where all can, or all are on one host."""

@@ -258,6 +258,10 @@ class _OneAddress:
         del peer
         return self._transport.connect(self._address, timeout_seconds)
 
+    def elsewhere(self, worker: WorkerId) -> str:
+        del worker
+        return ""
+
 
 # ---------------------------------------------------------------- invitations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstitch.errors import PeerDiedError, PeerLeftError
-from lockstitch.rendezvous.hosts import reach
+from lockstitch.rendezvous.hosts import elsewhere, reach
 from lockstitch.rendezvous.member_records import MemberRecord, MemberState
 from lockstitch.rendezvous.roster import Table
 
@@ -70,6 +70,10 @@ class DynamicDirectory:
             cause = "" if ended is None else f": {ended.cause}"
             raise ConnectionError(f"worker {peer.name!r} is not in the group any more{cause}")
         return self.reach(member, timeout_seconds)
+
+    def elsewhere(self, worker: WorkerId) -> str:
+        ended = self._ended.get(worker)
+        return elsewhere(self._table.find(worker) if ended is None else ended.member)
 
     def reach(self, member: Member, timeout_seconds: float) -> Connection:
         """Connects to a worker that is a member, or was one."""

@@ -12,7 +12,7 @@ from lockstitch.errors import RpcError
 from lockstitch.ids import WorkerId
 from lockstitch.rendezvous import join
 from lockstitch.rendezvous.contacts import Contacts
-from lockstitch.rendezvous.hosts import host_reached_at, leads_here, reach, why_apart
+from lockstitch.rendezvous.hosts import elsewhere, host_reached_at, leads_here, reach, why_apart
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.static_group import failing_together
 from lockstitch.rpc.admission import Admission, Applicants, Invitation
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from lockstitch.ids import WorkerInfo
     from lockstitch.rendezvous import StaticRoster
+    from lockstitch.rendezvous.roster import Member
     from lockstitch.rpc.admission import JoinRequest
     from lockstitch.runtime.agent import AgentOptions
     from lockstitch.runtime.peers import Directory
@@ -61,6 +62,8 @@ class RosterDirectory:
     def __init__(self, roster: StaticRoster, transport: Transport) -> None:
         self._roster = roster
         self._transport = transport
+        self._called: dict[WorkerId, Member] = {}
+        """Not looked up when one of them is lost, for the store may be gone with it."""
 
     def find(self, key: str | int | WorkerId) -> WorkerInfo | None:
         try:
@@ -81,7 +84,11 @@ class RosterDirectory:
             raise ConnectionError(str(error)) from error
         if member is None:
             raise ConnectionError(f"worker {peer.name!r} is not in the group")
+        self._called[peer.worker] = member
         return reach(member, self._transport, timeout_seconds)
+
+    def elsewhere(self, worker: WorkerId) -> str:
+        return elsewhere(self._called.get(worker))
 
 
 def join_static_group(

@@ -56,9 +56,10 @@ class Breakages:
         """Returns the broken channels whose requests still wait for the verdict."""
         return list(self._open)
 
-    def cause(self, worker: WorkerId, otherwise: str) -> str:
-        """What ended the connection to a worker that then could not be reached."""
-        return self._causes.pop(worker, otherwise)
+    def cause(self, worker: WorkerId) -> str:
+        """What ended the connection to a worker that then could not be reached; empty where none
+        has ended."""
+        return self._causes.pop(worker, "")
 
     def judge(self, channel: Channel, cause: BaseException) -> None:
         """The connection of a channel has ended, which nobody uses any more from now on."""

@@ -71,6 +71,11 @@ class Directory(Protocol):
         """A fresh connection to a worker. Raises `ConnectionError` or `TimeoutError`."""
         ...
 
+    def elsewhere(self, worker: WorkerId) -> str:
+        """Where a worker is, as the end of what is said of it; empty where that is this host, or
+        not known here."""
+        ...
+
 
 class _Contact:
     """A thread connects, and others wait for it; `error` is why it could not."""
@@ -260,7 +265,8 @@ class Peers:
         return ""
 
     def _unreachable(self, peer: WorkerInfo, cause: str) -> PeerDiedError:
-        cause = self.breakages.cause(peer.worker, cause)
+        broke = self.breakages.cause(peer.worker)
+        cause = f"{broke}{self._directory.elsewhere(peer.worker)}" if broke else cause
         self.lose(peer, PeerDiedError(peer.name, cause))
         lost = self._lost.get(peer.worker)  # perhaps something else has shown it before
         return PeerDiedError(peer.name, cause) if lost is None else copy.copy(lost)
@@ -333,7 +339,7 @@ class Peers:
 
     def cut_off(self, peer: WorkerInfo, cause: str) -> None:
         """A peer is given up, though its connections stand: nothing is said or heard any more."""
-        error = PeerDiedError(peer.name, cause)
+        error = PeerDiedError(peer.name, f"{cause}{self._directory.elsewhere(peer.worker)}")
         self.lose(peer, error, at_once=True)
         for connection, other in self._greeting.copy().items():
             if other.worker == peer.worker:

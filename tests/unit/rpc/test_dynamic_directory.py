@@ -67,6 +67,8 @@ def test_only_who_left_is_still_reached(directory: DynamicDirectory) -> None:
     left = MemberRecord(member, 1, "b0").ended(MemberState.LEFT, "it has left")
     directory.update([A], left)
     directory.connect(member.info, 1).close()
+    places = [directory.elsewhere(each.id) for each in (A, local, record("c", 7))]
+    assert places == [", on another host", "", ""]
     directory.update([A], left.ended(MemberState.DIED, "it was silent"))
     with pytest.raises(ConnectionError, match="not in the group any more: it was silent"):
         directory.connect(member.info, 1)

@@ -42,6 +42,8 @@ def test_connections_go_to_the_address_that_can_be_reached() -> None:
         directory.connect(WorkerInfo("far", 2), 1)
     with pytest.raises(ConnectionError, match="'c' is not in the group"):
         directory.connect(WorkerInfo("c", 3), 1)
+    places = [directory.elsewhere(WorkerId(rank, 0)) for rank in (0, 2, 3)]
+    assert places == ["", ", on another host", ""]
 
 
 def test_a_static_place_comes_from_a_meeting_and_not_from_an_invitation() -> None:

@@ -220,6 +220,9 @@ class Stage:
     def connect(self, peer: WorkerInfo, timeout_seconds: float) -> Connection:
         return self.peers[peer.id - 1].connect(self.transport)
 
+    def elsewhere(self, _worker: WorkerId) -> str:
+        return ", on host beta"
+
 
 def echo(*args: Any) -> Any:
     return args

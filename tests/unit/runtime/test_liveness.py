@@ -55,7 +55,8 @@ def test_a_peer_that_somebody_waits_for_is_asked_until_it_is_silent_for_too_long
     assert not future.done()
     clock.wait_until_waiting()
     clock.advance(PART)
-    with pytest.raises(PeerDiedError, match="'peer1' died: it has been silent for 5 s"):
+    words = "'peer1' died: it has been silent for 5 s, on host beta$"
+    with pytest.raises(PeerDiedError, match=words):
         Background(future.wait).result()
     with pytest.raises(PeerDiedError, match="silent"):
         stage.call("again")
@@ -133,7 +134,8 @@ def test_one_who_was_given_up_is_refused_when_it_comes_back(
     stage.agent.peers.cut_off(stage.peer.info, "it has been silent for 5 s")
     welcome = Caller(stage, stage.peer.info).receive_welcome()
     assert welcome is not None
-    assert welcome.refusal == "it has given this worker up as dead: it has been silent for 5 s"
+    why = "it has been silent for 5 s, on host beta"
+    assert welcome.refusal == f"it has given this worker up as dead: {why}"
     assert stage.agent.statistics().refused == 1
 
 
