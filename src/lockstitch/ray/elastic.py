@@ -87,19 +87,19 @@ class WorkerTask:
 
 class NodeDiscovery:
     """Which nodes have room for how many workers, as Ray says, or as `discovery` does: an object
-    whose method `find_available_hosts_and_slots` returns slots by the address or number of a
-    node."""
+    whose method `find_available_hosts_and_slots` returns slots by the address or number of a node,
+    or by a name X of which the node has a resource `node:X`: such a name is a host of its own."""
 
     def __init__(self, resources: WorkerResources, discovery: Any = None) -> None:
         self._resources = resources
         self._discovery = discovery
-        self._addresses: dict[str, str] = {}
+        self._nodes: dict[str, Mapping[str, Any]] = {}
+        """By name, as Ray has described them."""
 
     def slots(self) -> tuple[tuple[str, int], ...]:
         """Returns the slots of each node that has any; those known longest come first."""
         nodes = {node["NodeID"]: node for node in living_nodes()}
-        for name, node in nodes.items():
-            self._addresses.setdefault(name, node["NodeManagerAddress"])
+        self._nodes.update(nodes)
         if self._discovery is None:
             found = {
                 name: self._resources.slots_of(node["Resources"]) for name, node in nodes.items()
@@ -110,11 +110,20 @@ class NodeDiscovery:
                 name: int(told.get(name, told.get(node["NodeManagerAddress"], 0)))
                 for name, node in nodes.items()
             }
-        return tuple((name, found[name]) for name in self._addresses if found.get(name, 0) > 0)
+            addresses = {node["NodeManagerAddress"] for node in nodes.values()}
+            for name in told.keys() - nodes.keys() - addresses:
+                for node in nodes.values():
+                    if f"node:{name}" in node["Resources"]:
+                        self._nodes[name], found[name] = node, int(told[name])
+        return tuple((name, found[name]) for name in self._nodes if found.get(name, 0) > 0)
+
+    def number_of(self, node: str) -> str:
+        """Returns by which number Ray knows a node that has been found."""
+        return str(self._nodes[node]["NodeID"])
 
     def address_of(self, node: str) -> str:
         """Returns where other nodes reach a node that has been found."""
-        return self._addresses[node]
+        return str(self._nodes[node]["NodeManagerAddress"])
 
     def wait_for_slots(self, plan: ElasticPlan, seconds: float) -> tuple[tuple[str, int], ...]:
         """Returns the slots once there are enough for the least number of workers. Raises
@@ -195,7 +204,7 @@ class ActorStarter:
         handle = self._class.options(
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
-            scheduling_strategy=strategy(slot.host, soft=False),
+            scheduling_strategy=strategy(self._discovery.number_of(slot.host), soft=False),
         ).remote()
         self._handles[worker] = handle
         environment["LOCKSTITCH_ADDRESS"] = environment[REACHED_AT]

@@ -44,6 +44,15 @@ def test_a_discovery_of_the_programs_own_names_nodes_by_address_or_number(cluste
     assert NodeDiscovery(ONE, own).slots() == (("n1", 5),)
 
 
+def test_names_that_nodes_have_as_resources_are_hosts_of_their_own(cluster):
+    cluster.node_list[1]["Resources"] |= {"node:a": 1.0, "node:b": 1.0}
+    told = {"a": 2, "b": 1, "10.0.0.1": 1, "elsewhere": 4}
+    discovery = NodeDiscovery(ONE, SimpleNamespace(find_available_hosts_and_slots=lambda: told))
+    assert set(discovery.slots()) == {("n1", 1), ("a", 2), ("b", 1)}
+    assert [discovery.number_of(name) for name in ("n1", "a", "b")] == ["n1", "n2", "n2"]
+    assert discovery.address_of("b") == "10.0.0.2"
+
+
 def test_too_few_slots_are_waited_for_briefly_and_told_with_what_there_is(cluster):
     with pytest.raises(PlacementError, match=r"4 workers .*has room for 3 after 0 s.*10\.0\.0\.1"):
         NodeDiscovery(ONE).wait_for_slots(ElasticPlan(ONE, 4), 0.0)
