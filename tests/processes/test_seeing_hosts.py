@@ -32,8 +32,8 @@ rank, lock = int(os.environ["RANK"]), threading.Lock()
 def ask():
     with lock:
         return rank
-rpc.init_rpc(f"worker{rank}", world_size=2)
-with lock:
+with lock:  # before the other can call
+    rpc.init_rpc(f"worker{rank}", world_size=2)
     rpc.rpc_sync(f"worker{1 - rank}", ask, timeout=0)
 """
 LEFT_OUT = """
