@@ -313,7 +313,7 @@ def _hub_seeds() -> list[bytes]:
     ]
     said = [[define, orders.Submit(define.number)] for define in defines]
     streams = [b"".join(_record_of(message) for message in each for _ in range(3)) for each in said]
-    rest = [orders.Join(0), orders.Ask(0), orders.Leave(), orders.Ask(orders.ANYTHING)]
+    rest = [orders.Join(), orders.Ask(0), orders.Leave(), orders.Ask(orders.ANYTHING)]
     return [*streams, b"".join(streams), *(streams[0] + _record_of(each) for each in rest)]
 
 
