@@ -323,7 +323,7 @@ def test_of_a_scripted_function_is_said_what_to_send_instead() -> None:
         pack(LikeAScript(), PicklingRegistry())
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
 def test_a_scripted_module_is_refused_in_the_same_words() -> None:
     scripted = torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))
     with pytest.raises(
