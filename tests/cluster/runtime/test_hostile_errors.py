@@ -167,6 +167,8 @@ def call_async_then(function: Callable[..., Any], kind: type[Exception]) -> obje
     return future.then(lambda done: done.wait()).wait()
 
 
+# Python 3.13 tells of what torch itself ignores when it looks for attributes.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_it_reaches_whoever_waits(cluster: LocalCluster, kind: type[Exception]) -> None:
     raised: dict[str, BaseException] = {}
