@@ -16,7 +16,7 @@ from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from lockstitch.attach.recorder import RECORDER, SETTLED_AT
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.devices.streams import side_streams, wait_for
 from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
 from lockstitch.runtime import operators, remote_errors
@@ -406,18 +406,15 @@ class Invocation:
             self._requests.reply(message)
         except ConnectionError:
             self._core.note("reply.undeliverable", repr(self))
-        if RECORDER.counts:  # now that it has left; like `RECORDER.note_call`
-            seconds = self._core.now() - self.since
-            _, stream, items = message.body
-            try:
-                received = len(self.message.body.stream) + self.tensor_bytes  # type: ignore[attr-defined]
-            except AttributeError:  # it has no values
-                received = 0
-            sent = payload_bytes(message.body) if items else len(stream)
-            series = (self.known.noted or self._noted())[1]
-            series.calls.append((seconds, sent, received, type(message) is Failure))
-            if len(series.calls) >= SETTLED_AT:
-                RECORDER.settle(series)
+        if RECORDER.counts:  # now that it has left
+            seconds, sent = self._core.now() - self.since, payload_bytes(message.body)
+            has_failed = type(message) is Failure
+            RECORDER.note_call(self._noted(), seconds, sent, self._bytes_received(), has_failed)
+
+    def _bytes_received(self) -> int:
+        """The size of the values that the request has brought, if any."""
+        body: Payload | None = getattr(self.message, "body", None)
+        return 0 if body is None else len(body.stream) + self.tensor_bytes
 
     def _noted(self) -> Noted:
         noted = self.known.noted

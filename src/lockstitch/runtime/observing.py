@@ -11,7 +11,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from lockstitch.attach.recorder import RECORDER, SETTLED_AT
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.runtime.functions import name_of
 from lockstitch.runtime.invocation import Invocation
 from lockstitch.runtime.packing import payload_bytes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lockstitch.runtime.core import Core
     from lockstitch.runtime.pending import Pending
-    from lockstitch.wire.messages import Payload, Reply
+    from lockstitch.wire.messages import Reply
 
 
 def note_sent(core: Core, pending: Pending) -> None:
@@ -73,24 +73,17 @@ class RecordedInvocation(Invocation):
     def _note(self, kind: str, begun: float) -> None:
         """Notes that it has held this thread."""
         ended, answer = self._core.now(), self._answer
-        label, _ = self.known.noted or self._noted()
-        at, sent, received = 0.0, 0, self.tensor_bytes
+        label, _ = self._noted()
+        at, sent, received = 0.0, 0, self._bytes_received()
         if answer is not None:
-            _, stream, items = answer.body
             at, self._answer = self._answered_at, None
-            sent = payload_bytes(answer.body) if items else len(stream)
+            sent = payload_bytes(answer.body)
         if kind != "serve":
             label = (kind, *label[1:])
         number: int = self.message.request  # type: ignore[attr-defined]
-        body: Payload | None = getattr(self.message, "body", None)
-        if body is not None:
-            received += len(body.stream)
-        rows = RECORDER.rows  # like `RECORDER.note`
-        rows.append(
+        RECORDER.note(
             (label, get_ident(), begun, ended, number, at, sent, received, type(answer) is Failure)
         )
-        if len(rows) >= SETTLED_AT:
-            RECORDER.settle()
 
     def _send(self, message: Reply | Failure) -> None:
         self._answered_at = self._core.now()

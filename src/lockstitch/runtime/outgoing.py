@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
-from lockstitch.attach.recorder import RECORDER, SETTLED_AT
+from lockstitch.attach.recorder import RECORDER
 from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import RpcTimeoutError
 from lockstitch.interrupts import if_free
 from lockstitch.modes import are_plain, in_plain_modes, plain_modes
+from lockstitch.runtime.answers import bytes_of
 from lockstitch.runtime.functions import BY_VALUE, TO_HERE, CallEstimate, name_of
 from lockstitch.runtime.inherited import INHERITED, refuse_to_block
 from lockstitch.runtime.observing import note_sent
-from lockstitch.runtime.packing import item_bytes, payload_bytes
+from lockstitch.runtime.packing import item_bytes
 from lockstitch.runtime.pending import Future, Pending
 from lockstitch.wire.messages import Call, Message, Payload, SharedPayload
 from lockstitch.wire.pickling import pack_arguments
@@ -172,17 +173,13 @@ class Outgoing:
         return self._result(pending, channel.peer.worker)
 
     def _await_noting(self, channel: Channel, pending: Pending, number: int) -> Any:
-        """`await`, noted for who looks on: in few steps, for nothing of them is hidden by the work
-        of the callee where the two share a core."""
+        """`await`, noted for who looks on."""
         try:
             channel.wait(pending)
         except BaseException:  # an interrupt
             channel.abandon(number)
             raise
-        has_failed, received, answer = True, 0, pending.answer
-        if answer is not None:  # before its tensors are taken out
-            _, stream, items = answer.body  # type: ignore[attr-defined]
-            received = payload_bytes(answer.body) if items else len(stream)  # type: ignore[attr-defined]
+        has_failed, received = True, bytes_of(pending.answer)  # before its tensors are taken out
         try:
             value = self._result(pending, channel.peer.worker)
             has_failed = False
@@ -192,18 +189,11 @@ class Outgoing:
             noted = estimate.noted if type(estimate) is CallEstimate else None
             if noted is None:
                 noted = self._noted(channel, pending)
-            if RECORDER.counts:  # like `RECORDER.note_call`
-                series = noted[1]
-                series.calls.append((end - since, sent, received, has_failed))
-                if len(series.calls) >= SETTLED_AT:
-                    RECORDER.settle(series)
+            RECORDER.note_call(noted, end - since, sent, received, has_failed)
             if RECORDER.spans is not None:
-                rows = RECORDER.rows
-                rows.append(
+                RECORDER.note(
                     (noted[0], get_ident(), since, end, number, 0.0, sent, received, has_failed)
                 )
-                if len(rows) >= SETTLED_AT:
-                    RECORDER.settle()
 
     def _noted(self, channel: Channel, pending: Pending) -> Noted:
         name, peer = name_of(pending.what), channel.peer.name
@@ -299,12 +289,12 @@ class Outgoing:
         try:
             body = None if kwargs or number == BY_VALUE else pack_arguments(args)
             if body is None:
-                call, kept = (function, args, kwargs), list[object]()
+                kept: list[object] = []
+                call = (function, args, kwargs)
                 body, leaf_ids = values.pack_call(call, number, channel.peer.worker, kept)
                 pending.kept = kept or None
         except Exception as error:
-            call = (function, args, kwargs)
-            refusal = values.refusal_of_call(error, call, channel.peer.name)
+            refusal = values.refusal_of_call(error, (function, args, kwargs), channel.peer.name)
             if refusal is error:
                 raise
             raise refusal from refusal.__cause__
