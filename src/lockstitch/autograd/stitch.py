@@ -62,6 +62,18 @@ class Receive:
         self.sink: GradientSink | None = None
 
 
+@contextlib.contextmanager
+def arriving_at(sink: GradientSink, nodes: Sequence[Node]) -> Iterator[None]:
+    """Within, a run of the engine hands what comes to these receives to `sink`."""
+    for node in nodes:
+        node.receive.sink = sink
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.receive.sink = None
+
+
 class RecvRpc(torch.autograd.Function):
     """The receiving half. Torch names its node after the class; see below."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.autograd.stitch import ANCHOR
+from lockstitch.autograd.stitch import ANCHOR, arriving_at
 from lockstitch.devices.kinds import is_on_host
 from lockstitch.torch_internals.autograd import run_past_leaves
 
@@ -42,13 +42,8 @@ def run_adding(
         return False
     thread = threading.get_ident()
     adders = [_adder(context, each, thread) for each in sums]
-    for node in component.receives:
-        node.receive.sink = sink
-    try:
+    with arriving_at(sink, component.receives):
         return run_past_leaves(component.entries[0].edges, roots, component.leaves, adders, ANCHOR)
-    finally:
-        for node in component.receives:
-            node.receive.sink = None
 
 
 def _adder(

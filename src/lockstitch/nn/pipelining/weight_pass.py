@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch.autograd.graph import GradientEdge
 
-from lockstitch.autograd.stitch import ANCHOR
+from lockstitch.autograd.stitch import ANCHOR, arriving_at
 from lockstitch.torch_internals.autograd import AccumulateGrad, has_node_hooks, run_engine
 
 if TYPE_CHECKING:
@@ -76,13 +76,8 @@ def split_backward(
     apart = {leaf.node for branch in branches for leaf in branch.leaves}
     leaves = [leaf for leaf in component.leaves if leaf.node not in apart]
     edges = [edge for branch in branches for edge in branch.edges]
-    for node in component.receives:
-        node.receive.sink = sink
-    try:
+    with arriving_at(sink, component.receives):
         captured = run_engine(entry.edges, roots, [*edges, *leaves, ANCHOR], bool(edges))
-    finally:
-        for node in component.receives:
-            node.receive.sink = None
     entered, own = captured[: len(edges)], captured[len(edges) : len(edges) + len(leaves)]
     del captured
     context.add_gradients(leaves, own)
