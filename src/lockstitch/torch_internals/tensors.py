@@ -31,20 +31,22 @@ def _copies_each(copy_many: Callable[[list[torch.Tensor], list[torch.Tensor]], o
     return [each.tolist() for each in outs] == [[1.0, 1.0], [2.0, 2.0, 2.0]]
 
 
-def _copy_one_by_one(outs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    for out, source in zip(outs, sources, strict=True):
-        out.copy_(source)
+def _one_by_one(
+    change: Callable[[torch.Tensor, torch.Tensor], object],
+) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]:
+    """Has each tensor of a list changed by one of another."""
+
+    def run(outs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        for out, source in zip(outs, sources, strict=True):
+            change(out, source)
+
+    return run
 
 
 def _adds_to_each(add_many: Callable[[list[torch.Tensor], list[torch.Tensor]], object]) -> bool:
     sums = [torch.ones(2), torch.zeros(3, dtype=torch.float64)]
     add_many(sums, [torch.ones(2), torch.full((3,), 2.0)])
     return [each.tolist() for each in sums] == [[2.0, 2.0], [2.0, 2.0, 2.0]]
-
-
-def _add_one_by_one(sums: Sequence[torch.Tensor], added: Sequence[torch.Tensor]) -> None:
-    for each, more in zip(sums, added, strict=True):
-        each.add_(more)
 
 
 def _cuts_into_views(cut: Callable[..., Sequence[torch.Tensor]]) -> bool:
@@ -88,14 +90,14 @@ copy_many: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object] = 
     "torch._foreach_copy_",
     "copy each tensor of a list into one of another",
     _copies_each,
-    otherwise=_copy_one_by_one,
+    otherwise=_one_by_one(torch.Tensor.copy_),
 )
 _sums = Names("quick sums of many tensors", within=plain_modes)
 add_many: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object] = _sums.take(
     "torch._foreach_add_",
     "add to each tensor of a list one of another",
     _adds_to_each,
-    otherwise=_add_one_by_one,
+    otherwise=_one_by_one(torch.Tensor.add_),
 )
 _slots = Names("DataParallel on slots", within=plain_modes)
 unflatten: Callable[[torch.Tensor, Sequence[torch.Tensor]], Sequence[torch.Tensor]] = _slots.take(

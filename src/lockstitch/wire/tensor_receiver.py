@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lockstitch.copying import MEMORY
+from lockstitch.copying import MEMORY, move
 from lockstitch.devices.kinds import HOST
 from lockstitch.errors import RemoteProtocolError
 from lockstitch.modes import are_plain, plain_modes
@@ -135,8 +135,7 @@ class TensorReceiver:
     def _fill(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
         """Copies a small memory out of the frame."""
         if size:
-            place, source = tensor.data_ptr(), self._address
-            MEMORY[place : place + size] = MEMORY[source : source + size]
+            move(tensor.data_ptr(), self._address, size)
             self._address += size
         return tensor
 
