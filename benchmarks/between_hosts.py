@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
@@ -28,6 +29,11 @@ from torch import distributed as dist
 from benchmarks.collectives import processes
 from benchmarks.wires import Hosts, Wire
 from lockstitch.collectives import SUM, SessionOptions, open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockstitch.collectives import Session
 
 KB, MB = 1 << 10, 1 << 20
 _TURN_SECONDS = 0.15
@@ -108,7 +114,7 @@ def _rank_measures(
     rank: int,
     size: int,
     file: str,
-    pipe,
+    pipe: Any,
     where: tuple[Hosts, int, str],
     what: tuple[list[Case], float, bool],
 ) -> None:
@@ -134,7 +140,7 @@ def _rank_measures(
     dist.destroy_process_group()
 
 
-def _measure_case(session, case: Case, seconds: float) -> tuple[float, float]:
+def _measure_case(session: Session, case: Case, seconds: float) -> tuple[float, float]:
     tensors = [torch.zeros(case.size // 4) for _ in range(case.count)]
 
     def ours() -> None:
@@ -150,7 +156,7 @@ def _measure_case(session, case: Case, seconds: float) -> tuple[float, float]:
         for work in works:
             work.wait()
 
-    def repeat(function, count: int) -> list[float]:
+    def repeat(function: Callable[[], None], count: int) -> list[float]:
         session.barrier()
         times = []
         for _ in range(count):

@@ -31,7 +31,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed as dist
@@ -174,7 +174,7 @@ def _time_to_notice(ranks: int) -> tuple[float, float]:
 
 
 class processes:  # noqa: N801 - reads as a function
-    """Rank processes that run `function(rank, size, store, pipe, *arguments)`."""
+    """Rank processes that run `function(rank, size, store, pipe: Any, *arguments)`."""
 
     def __init__(self, ranks: int, function: Callable[..., None], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")  # torch sees to shared tensors
@@ -190,7 +190,7 @@ class processes:  # noqa: N801 - reads as a function
             far.close()
             self._members.append((process, near))
 
-    def __enter__(self) -> list:
+    def __enter__(self) -> list[Any]:
         return [pipe for _, pipe in self._members]
 
     def __exit__(self, kind: object, *_error: object) -> None:
@@ -201,7 +201,9 @@ class processes:  # noqa: N801 - reads as a function
         self._folder.cleanup()
 
 
-def _rank_measures(rank: int, size: int, file: str, pipe, cases, is_quick: bool) -> None:
+def _rank_measures(
+    rank: int, size: int, file: str, pipe: Any, cases: list[Case], is_quick: bool
+) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", store=dist.FileStore(file + ".gloo"), rank=rank, world_size=size
@@ -219,7 +221,7 @@ def _rank_negotiates(
     rank: int,
     size: int,
     file: str,
-    pipe,
+    pipe: Any,
     plan: tuple[int, BackendName],
     shared: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
@@ -256,7 +258,7 @@ def _rank_negotiates(
         session.barrier()
 
 
-def _rank_waits_in_vain(rank: int, size: int, file: str, pipe) -> None:
+def _rank_waits_in_vain(rank: int, size: int, file: str, pipe: Any) -> None:
     torch.set_num_threads(1)
     with open_session(rank, size, dist.FileStore(file)) as session:
         tensor = torch.ones(8 * MB)
@@ -308,7 +310,8 @@ def _measure_case(session: Session, case: Case, turns: int) -> tuple[float, floa
                 function()
                 if turn >= 2:  # the first touch of memory is not what is asked for
                     measured.append(time.perf_counter() - begin)
-    return tuple(1e3 * statistics.median(measured or [0.0]) for measured in times.values())
+    figures = [1e3 * statistics.median(measured or [0.0]) for measured in times.values()]
+    return figures[0], figures[1], figures[2]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import argparse
 import functools
 import statistics
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -116,6 +116,7 @@ def measure(form: str, way: str, turns: int) -> tuple[float, float, float]:
 
 
 def penalty_there(loss: Tensor, x: Tensor, context_id: int, way: str) -> float:
+    slope: Any
     if way == "grad":
         slope = autograd.grad(context_id, loss, x, create_graph=True)[0]
     else:

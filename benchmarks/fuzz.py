@@ -198,8 +198,8 @@ class Reader:
         assert len(decoder.space()) <= LIMITS.bulk_bytes + (1 << 18)
         self.outcomes["frame read" if decoder.messages else "more awaited"] += 1
         for message in decoder.messages:
-            if isinstance(getattr(message, "body", None), Payload):
-                self.value(message.body)
+            if isinstance(body := getattr(message, "body", None), Payload):
+                self.value(body)
 
     def value(self, body: Payload) -> None:
         """As what a message of a peer carries."""

@@ -256,6 +256,13 @@ class Said:
         view[: len(piece)] = piece
         counts.append(len(piece))
 
+    def signs_of_life(self) -> tuple[int, ...]:
+        return ()
+
+    def bound_silence(self, seconds: float) -> None: ...
+
+    def end_sending(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -270,7 +277,8 @@ _RECORD: Final = _record()
 
 
 def _board_seeds() -> list[bytes]:
-    texts = [*map(CODEC.encode, (Update(3, 1), Ready(80), Over("x")))]
+    messages = Update(3, 1), Ready(80), Over("x")
+    texts = [CODEC.encode(message) for message in messages]
     return [*texts, b"\n".join(texts), _RECORD]
 
 
@@ -311,9 +319,14 @@ def _hub_seeds() -> list[bytes]:
         orders.Define(number, 0, (0, 1, 2), each.encode().decode())
         for number, each in enumerate((summed, gathered))
     ]
-    said = [[define, orders.Submit(define.number)] for define in defines]
+    said: list[list[Any]] = [[define, orders.Submit(define.number)] for define in defines]
     streams = [b"".join(_record_of(message) for message in each for _ in range(3)) for each in said]
-    rest = [orders.Join(), orders.Ask(0), orders.Leave(), orders.Ask(orders.ANYTHING)]
+    rest: list[Any] = [
+        orders.Join(),
+        orders.Ask(0),
+        orders.Leave(),
+        orders.Ask(orders.ANYTHING),
+    ]
     return [*streams, b"".join(streams), *(streams[0] + _record_of(each) for each in rest)]
 
 

@@ -260,7 +260,7 @@ def start(size: int, per_host: int) -> tuple[int, int, float]:
         take_place(store, roster, place_of(rank, hosts, FAN_IN))
 
     # Nobody is late here, though so many threads of one process may be.
-    large_group.missing_keys = partial(missing_keys, notice_seconds=600.0)  # type: ignore[assignment]
+    large_group.missing_keys = partial(missing_keys, notice_seconds=600.0)  # type: ignore[attr-defined]
     threading.stack_size(1 << 18)
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     begin = time.perf_counter()

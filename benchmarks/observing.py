@@ -21,6 +21,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 OFF, COUNTED, RECORDED, BEFORE = "off", "counted", "recorded", "before"
@@ -108,7 +112,7 @@ def of_batches(times: list[float]) -> float:
 
 
 @contextlib.contextmanager
-def observed(setting: str):
+def observed(setting: str) -> Iterator[None]:
     from lockstitch.attach.recorder import RECORDER  # noqa: PLC0415 - earlier commits have none
 
     if setting == COUNTED:

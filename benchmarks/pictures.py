@@ -6,7 +6,7 @@ SVG with its text as text: small, sharp, and the same bytes for the same figures
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from benchmarks.result import Row
 
 OURS, THEIRS, PLAIN = "#1b6ca8", "#d1783c", "#9aa5b1"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "lockstitch",
     "font.size": 9,
@@ -156,22 +156,23 @@ def draw_curves(rows: Sequence[Row], curves: Sequence[Curve]) -> Picture | None:
     return picture
 
 
-def _points(rows: Sequence[Row], section: str) -> list[Row]:
-    return [row for row in rows if row.section == section and row.x is not None]
+def _points(rows: Sequence[Row], section: str) -> list[tuple[float, Row]]:
+    return [(row.x, row) for row in rows if row.section == section and row.x is not None]
 
 
-def _draw_curve(axes: Axes, curve: Curve, points: Sequence[Row]) -> None:
+def _draw_curve(axes: Axes, curve: Curve, points: Sequence[tuple[float, Row]]) -> None:
     for role, label, colour in (("ours", "Lockstitch", OURS), ("other", "PyTorch", THEIRS)):
-        figures = [(row.x, getattr(row, role)) for row in points]
+        figures = [(x, getattr(row, role)) for x, row in points]
         known = [(x, figure) for x, figure in figures if figure.value is not None]
         if not known:
             continue
         abscissas, values = [x for x, _ in known], [figure.value for _, figure in known]
         axes.plot(abscissas, values, marker="o", markersize=3.5, color=colour, label=label)
         spread = [figure.quartiles or (figure.value, figure.value) for _, figure in known]
-        axes.fill_between(abscissas, *zip(*spread, strict=True), color=colour, alpha=0.15)
+        first, third = zip(*spread, strict=True)
+        axes.fill_between(abscissas, first, third, color=colour, alpha=0.15)
     axes.set_xscale("log", base=2)
-    axes.set_xticks([row.x for row in points], [_tick(row.x, curve) for row in points])
+    axes.set_xticks([x for x, _ in points], [_tick(x, curve) for x, _ in points])
     axes.minorticks_off()
     if curve.is_logarithmic:
         axes.set_yscale("log")
@@ -181,7 +182,7 @@ def _draw_curve(axes: Axes, curve: Curve, points: Sequence[Row]) -> None:
             axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(bottom=0)
-    unit = points[0].unit
+    unit = points[0][1].unit
     if unit == "s":
         axes.yaxis.set_major_formatter(lambda value, _: show_value(value, "s"))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -192,8 +193,7 @@ def _draw_curve(axes: Axes, curve: Curve, points: Sequence[Row]) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def _tick(x: float | None, curve: Curve) -> str:
-    assert x is not None
+def _tick(x: float, curve: Curve) -> str:
     if "bytes" not in curve.x_label:
         return f"{x:g}"
     for unit in ("", "K", "M"):

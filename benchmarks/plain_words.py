@@ -22,7 +22,7 @@ class PlainWords:
 
     def __init__(self, rank: int, size: int, words: torch.Tensor, buckets: torch.Tensor) -> None:
         self._words = words  # whose memory it is
-        self._asked, self._done = map(memoryview, words.view(2, size).numpy())  # type: ignore[arg-type]
+        self._asked, self._done = (memoryview(each.numpy()) for each in words.view(2, size))
         self._rank = rank
         self._buckets = buckets
         self._turns = 0

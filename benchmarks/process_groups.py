@@ -79,7 +79,7 @@ CASES = [
 class Torch:
     """A process group of torch.distributed."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
 
     def allreduce(self, tensors: Sequence[torch.Tensor], _share: torch.Tensor) -> None:

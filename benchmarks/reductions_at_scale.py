@@ -21,7 +21,7 @@ import socket
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
@@ -121,7 +121,7 @@ def local_rate(size: int) -> float:
         return size / pipes[0].recv()
 
 
-def _reduce(rank: int, ranks: int, file: str, pipe, size: int) -> None:
+def _reduce(rank: int, ranks: int, file: str, pipe: Any, size: int) -> None:
     torch.set_num_threads(1)
     with open_session(rank, ranks, dist.FileStore(file)) as session:
         tensor = torch.zeros(size // 4)

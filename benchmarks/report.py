@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.result import Figure, Row
 from benchmarks.sections import SECTIONS
@@ -71,11 +71,11 @@ def _without_load(machine: str) -> str:
     return re.sub(r"load before [\d.]+", "", machine)
 
 
-def _row(content: dict[str, object]) -> Row:
-    figures = {role: _figure(content.pop(role)) for role in ("ours", "other", "limit")}
-    return Row(**figures, **content)
+def _row(content: dict[str, Any]) -> Row:
+    content |= {role: _figure(content[role]) for role in ("ours", "other", "limit")}
+    return Row(**content)
 
 
-def _figure(content: dict[str, object]) -> Figure:
+def _figure(content: dict[str, Any]) -> Figure:
     ends = content.pop("quartiles")
     return Figure(quartiles=None if ends is None else tuple(ends), **content)

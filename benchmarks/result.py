@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from benchmarks.plan import Comparison, Target
 
@@ -107,7 +107,7 @@ def summarise(samples: Samples, comparison: Comparison) -> Figure:
     )
 
 
-def _scale(comparison: Comparison):
+def _scale(comparison: Comparison) -> Callable[[float], float]:
     if comparison.unit == "s":
         return lambda seconds: seconds
     operation = 1 if comparison.size is None else comparison.size / 1e9

@@ -22,6 +22,7 @@ import subprocess
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -151,7 +152,7 @@ def _open_tunnel(namespace: str, name: str) -> int:
     return descriptor
 
 
-def _delay(router: str, host: str, name: str, wire: Wire, started) -> None:
+def _delay(router: str, host: str, name: str, wire: Wire, started: Any) -> None:
     """The process that hands packets on, each after the delay, unless it loses it."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)  # wakes up in time
     source, sink = _open_tunnel(router, name), _open_tunnel(host, name)

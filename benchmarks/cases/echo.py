@@ -5,6 +5,8 @@ message of SIZE bytes with itself, `stream SIZE` takes SIZE bytes in and answers
 imports nothing but what it needs, so that it starts in milliseconds.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import socket
@@ -14,7 +16,7 @@ import time
 SPIN_SECONDS = 50e-6
 
 
-def receive(connection, size, spin):
+def receive(connection: socket.socket, size: int, spin: bool) -> bytes:
     """At least one byte and at most `size`; with `spin`, looks for 50 µs before it sleeps."""
     deadline = time.perf_counter() + SPIN_SECONDS
     while spin and time.perf_counter() < deadline:
@@ -24,13 +26,13 @@ def receive(connection, size, spin):
     return connection.recv(size)
 
 
-def exchange_messages(connection, size, spin):
+def exchange_messages(connection: socket.socket, size: int, spin: bool) -> None:
     """Until the other end closes."""
     while message := receive(connection, 64 * size, spin):
         connection.sendall(message)
 
 
-def take_streams(connection, size):
+def take_streams(connection: socket.socket, size: int) -> None:
     """Into one buffer that is warm after the first time."""
     buffer = memoryview(bytearray(size))
     while True:
@@ -43,7 +45,7 @@ def take_streams(connection, size):
         connection.sendall(b"!")
 
 
-def main():
+def main() -> None:
     descriptor, mode, size, spin = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
     with socket.socket(fileno=descriptor) as connection:
         if mode == "message":

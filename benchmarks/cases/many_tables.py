@@ -61,7 +61,7 @@ class Table(nn.EmbeddingBag):
     def __init__(self, number: int, width: int) -> None:
         generator = torch.Generator().manual_seed(number)  # others may be made at the same time
         weight = torch.randn(rows_of(number), width, generator=generator)
-        super().__init__(*weight.shape, mode="sum", sparse=True, _weight=weight)
+        super().__init__(rows_of(number), width, mode="sum", sparse=True, _weight=weight)
 
 
 def rows_of(number: int) -> int:

@@ -18,6 +18,7 @@ from benchmarks.libraries import CALLER, RAW
 from benchmarks.member import Do, Seat
 from benchmarks.worlds import START_SECONDS, Member, all_do
 from lockstitch import rpc
+from lockstitch.rendezvous import sealed_by
 from lockstitch.rpc import startup
 from lockstitch.testing.traffic import FrameCounter, Traffic, kind_of
 from lockstitch.transport.ring_stream import RingStream
@@ -110,7 +111,7 @@ def _tallies() -> tuple[FrameCounter, StoreTally]:
 
 def _join(_library: None, name: str, rank: int, size: int, place: str) -> None:
     frames, requests = _tallies()
-    send, sealed_by = RingStream.send, startup.sealed_by
+    send = RingStream.send
 
     def send_counted(
         self: RingStream, buffers: Sequence[Buffer], *arguments: Any, **options: Any
@@ -119,11 +120,11 @@ def _join(_library: None, name: str, rank: int, size: int, place: str) -> None:
         frames.note_sent(name, kind_of(head), sum(map(size_of, buffers)))
         send(self, buffers, *arguments, **options)
 
-    def store_counted(*arguments: Any) -> CountingStore:
+    def store_counted(*arguments: Any) -> Any:
         return CountingStore(sealed_by(*arguments), requests)
 
     RingStream.send = send_counted  # type: ignore[method-assign]
-    startup.sealed_by = store_counted  # type: ignore[assignment]
+    startup.sealed_by = store_counted  # type: ignore[assignment, attr-defined]
     options = rpc.TensorPipeRpcBackendOptions(init_method=place)
     rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=options)
 

@@ -7,7 +7,7 @@ import socket
 from datetime import timedelta
 from typing import Any, Protocol, runtime_checkable
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore
 
 _TIMEOUT = timedelta(seconds=60)
 

@@ -24,7 +24,7 @@ from lockstitch.inquiry import INQUIRY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore
 
     from lockstitch.attach.values import GroupReport, Question
     from lockstitch.collectives import Session

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from torch.distributed import (  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed import (  # not in its __all__
     DistNetworkError,
     FileStore,
     TCPStore,

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     AnyHome = Home["RRef[Any]"]
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class RRef(Generic[T]):
+class RRef(Generic[T_co]):
     """A reference to a value of type `T` on some worker, its *owner*.
 
     `RRef(value)` makes the current worker the owner of `value`; `rpc.remote` makes another one the
@@ -48,10 +48,10 @@ class RRef(Generic[T]):
 
     __slots__ = ("__weakref__", "_creation", "_fork", "_home", "_type", "_value")
 
-    def __init__(self, value: T, type_hint: object = None) -> None:  # noqa: ARG002
+    def __init__(self, value: T_co, type_hint: object = None) -> None:  # noqa: ARG002
         self._fork: UserFork | None = None
         self._creation: Creation | None = None
-        self._type: torch.futures.Future[type[T]] | None = None
+        self._type: torch.futures.Future[type[T_co]] | None = None
         self._home = _current_home()
         self._value: OwnedValue | None = self._home.own(value)
 
@@ -133,7 +133,7 @@ class RRef(Generic[T]):
 
     # ------------------------------------------------------------ the value
 
-    def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
+    def to_here(self, timeout: float = UNSET_TIMEOUT) -> T_co:
         """A copy of the value; on the owner the value itself. Waits until the value is there.
 
         `timeout`: seconds, 0 for none, -1 for the default in force. Raises `RpcTimeoutError` when
@@ -142,13 +142,13 @@ class RRef(Generic[T]):
         """
         if self._value is not None:
             blocked = self._home.worker.agent.blocked
-            value: T = self._value.get(timeout if timeout > 0 else None, blocked)
+            value: T_co = self._value.get(timeout if timeout > 0 else None, blocked)
         else:
             assert self._fork is not None
             value = self._home.fetch(self._fork, timeout)
         return value
 
-    def local_value(self) -> T:
+    def local_value(self) -> T_co:
         """The value itself, on its owner only; waits until it is there.
 
         Raises `RRefError` on any other worker.
@@ -159,7 +159,7 @@ class RRef(Generic[T]):
                 f"For {self._fork.description}, can't call localValue() on user "
                 f"{self._home.worker.info}. Call it on owner {self.owner()}"
             )
-        return cast("T", self._value.get(None, self._home.worker.agent.blocked))
+        return cast("T_co", self._value.get(None, self._home.worker.agent.blocked))
 
     def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """A proxy whose methods run on the owner and return the result: `r.rpc_sync().size()`.
@@ -212,7 +212,7 @@ class RRef(Generic[T]):
             future = self._type = self._ask_for_type(timeout)
         return future.wait() if blocking else future
 
-    def _ask_for_type(self, timeout: float) -> torch.futures.Future[type[T]]:
+    def _ask_for_type(self, timeout: float) -> torch.futures.Future[type[T_co]]:
         if self._value is not None:
             return _type_of(self._value)
         agent = self._home.worker.agent

@@ -50,7 +50,7 @@ def _is_patient(set_timeout: Callable[[Any, timedelta], object]) -> bool:
     gloo: Any = distributed.ProcessGroupGloo
     options = _gloo_options("127.0.0.1", timedelta(seconds=7))
     set_timeout(options, timedelta(seconds=3))
-    group = gloo(distributed.HashStore(), 0, 1, options)  # type: ignore[attr-defined]
+    group = gloo(distributed.HashStore(), 0, 1, options)
     return bool(group.options._timeout == timedelta(seconds=3))
 
 
@@ -68,7 +68,7 @@ def _makes_a_group(options_at: _GlooOptions) -> bool:
     options = options_at("127.0.0.1", timedelta(seconds=7))
     if options._timeout != timedelta(seconds=7) or len(options._devices) != 1:
         return False  # before Gloo follows it into memory
-    group = gloo(distributed.HashStore(), 0, 1, options)  # type: ignore[attr-defined]
+    group = gloo(distributed.HashStore(), 0, 1, options)
     group.allreduce([tensor]).wait()
     return tensor.tolist() == [1.0, 1.0]
 
@@ -139,7 +139,7 @@ def _reduce_at_the_end(module: DistributedDataParallel) -> None:
 def _replica(*, static_graph: bool) -> Iterator[DistributedDataParallel]:
     """One of a group of one process, which must be in no other."""
     with tempfile.TemporaryDirectory() as folder:
-        store = distributed.FileStore(str(Path(folder, "store")), 1)  # type: ignore[attr-defined]
+        store = distributed.FileStore(str(Path(folder, "store")), 1)
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             yield DistributedDataParallel(nn.Linear(2, 1), static_graph=static_graph)
@@ -269,7 +269,7 @@ def _group_of_one(ask: Callable[[], object], noted: Callable[[str, Any], object]
 
     register: Any = distributed.Backend.register_backend
     register("lockstitch_probe", create, extended_api=True, devices=["cpu"])
-    store = distributed.HashStore()  # type: ignore[attr-defined]
+    store = distributed.HashStore()
     distributed.init_process_group("lockstitch_probe", store=store, rank=0, world_size=1)
     try:
         ask()
