@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ class Termination:
         """Called in the main thread when a SIGTERM ends the program, after all that it cleans up
         itself. None of them may wait for long, nor start a thread: the interpreter ends."""
         self._process: int | None = None
-        self._is_begun = False
+        self._is_begun = self._is_ending = False
 
     def install(self) -> None:
         """Handles the signal from now on, if this is the main thread and nobody else does; harmless
@@ -58,9 +59,15 @@ class Termination:
             os.kill(os.getpid(), number)
             return
         self._is_begun = True
-        raise SystemExit(EXIT_STATUS)
+        end = SystemExit(EXIT_STATUS)
+        if self._is_ending:
+            # It ends an exit handler that waits. Python would print that, and go on to the next.
+            report = sys.unraisablehook
+            sys.unraisablehook = lambda said: None if said.exc_value is end else report(said)
+        raise end
 
     def _part(self) -> None:
+        self._is_ending = True
         if self._is_begun and os.getpid() == self._process:
             for farewell in self.farewells:
                 farewell()

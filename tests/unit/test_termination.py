@@ -47,6 +47,12 @@ def run(script: str) -> tuple[int, list[str]]:
         # Who ends by itself says no such farewell.
         ("TERMINATION.install()", 0, ["handlers"]),
         ("TERMINATION.install(); raise SystemExit(3)", 3, ["handlers"]),
+        # Where it ends already, the exit handler that waits is left, and the next one called.
+        (
+            "atexit.register(end); TERMINATION.install()",
+            0,
+            ["handlers"],
+        ),
         # A program that goes on all the same is ended by the next one.
         ("TERMINATION.install()\ntry: end()\nexcept SystemExit: end()", DIED, []),
         # Somebody else's handlers are left alone.
