@@ -72,6 +72,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
         "several that are parts of one",
     )
     given = parser.parse_args(arguments)
+    if given.out.exists() and not given.out.is_dir():
+        parser.error(f"--out is a folder, and {given.out} is none")
     if given.docs and given.only:
         parser.error("--docs renders the whole table: leave --only out")
     if given.from_json and (given.only or given.quick):

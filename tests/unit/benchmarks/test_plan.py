@@ -87,7 +87,13 @@ def test_the_command_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--docs", "--only", "x"], ["--from-json", "f", "--quick"], ["--unknown"]]
+    "arguments",
+    [
+        ["--docs", "--only", "x"],
+        ["--from-json", "f", "--quick"],
+        ["--unknown"],
+        ["--out", __file__],
+    ],
 )
 def test_a_command_without_sense_is_refused(arguments, capsys) -> None:
     with pytest.raises(SystemExit):
