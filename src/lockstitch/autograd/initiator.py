@@ -389,7 +389,8 @@ def _as_fields(parts: TensorParts) -> tuple[tuple[GlobalId, tuple[int, ...]], ..
 def _as_raised(error: BaseException, rank: int, text: str) -> BaseException:
     """The exception that `backward` raises for `error` of the worker `rank`."""
     ours = (PeerDiedError, ConnectionLostError, DistAutogradError)
-    if not isinstance(error, Exception) or isinstance(error, ours):
+    kind = type(error)  # `isinstance` asks the error, too, which may raise
+    if not issubclass(kind, Exception) or issubclass(kind, ours):
         return error
     raised = DistAutogradError(f"Error on Node {rank}: {text}")
     raised.__cause__ = error

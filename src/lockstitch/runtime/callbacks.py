@@ -22,6 +22,7 @@ from lockstitch.errors import (
     traceback_of,
     without_traceback,
 )
+from lockstitch.interrupts import OWN_ERRORS_IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,10 +59,11 @@ def error_of(callback: Callable[[Any], object], error: BaseException) -> BaseExc
     where = f":\n{lines.rstrip()}" if lines else ""
     add_note(error, f"raised in {_name_of(callback)}, a callback of a future{where}")
     without_traceback(error)
-    if isinstance(error, RuntimeError) or not isinstance(error, Exception):
+    kind = type(error)  # `isinstance` asks the error, too, which may raise
+    if issubclass(kind, RuntimeError) or not issubclass(kind, Exception):
         return error
     # The words are torch's.
-    said = f"{type(error).__name__}: {text_of(error)}"
+    said = f"{kind.__name__}: {text_of(error)}"
     text = f"Got the following error when running the callback: {said}"
     wrapped = CallbackError(text)
     wrapped.__cause__ = error
@@ -69,4 +71,6 @@ def error_of(callback: Callable[[Any], object], error: BaseException) -> BaseExc
 
 
 def _name_of(callback: object) -> str:
-    return str(getattr(callback, "__qualname__", None) or repr_of(callback))
+    with OWN_ERRORS_IGNORED:
+        return str(getattr(callback, "__qualname__", None) or repr_of(callback))
+    return repr_of(callback)

@@ -113,7 +113,9 @@ def rebuild(described: Described, allowed: Registry | None = None) -> BaseExcept
     reason = ""
     if pickled is not None:
         try:
-            error = _load(pickled, allowed)
+            loaded = _load(pickled, allowed)
+            isinstance(loaded, LockstitchError)  # as many will ask here: it may raise, too
+            error = loaded
         except BaseException as problem:  # constructors of exceptions raise anything
             if may_be_interrupt(problem):
                 raise

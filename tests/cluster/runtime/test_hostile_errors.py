@@ -81,6 +81,12 @@ class DeafError(Exception):
         raise ValueError(name)
 
 
+class ClasslessError(Exception):
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise ValueError
+
+
 HOSTILE = [
     UnpicklableError,
     UnshowableError,
@@ -93,6 +99,7 @@ HOSTILE = [
     UncausedError,
     UntraceableError,
     DeafError,
+    ClasslessError,
 ]
 
 
@@ -143,6 +150,12 @@ def backward(kind: type[Exception]) -> None:
         autograd.backward(context_id, [result.sum()])
 
 
+def backward_here(kind: type[Exception]) -> None:
+    with autograd.context() as context_id:
+        leaf = torch.ones(2, requires_grad=True)
+        autograd.backward(context_id, [fail_backwards(leaf, kind).sum()])
+
+
 WAYS: dict[str, Callable[[type[Exception]], object]] = {
     "sync": lambda kind: rpc.rpc_sync("worker1", fail, args=(kind,)),
     "to itself": lambda kind: rpc.rpc_sync("worker0", fail, args=(kind,)),
@@ -155,6 +168,7 @@ WAYS: dict[str, Callable[[type[Exception]], object]] = {
     "stream": lambda kind: list(rpc.group(["worker1"]).stream(fail_after_one, (kind,))),
     "later stream": lambda kind: list(rpc.group(["worker1"]).stream(fail_after_one_later, (kind,))),
     "backward": backward,
+    "backward here": backward_here,
 }
 
 
