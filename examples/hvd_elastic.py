@@ -49,7 +49,7 @@ def train(state, learning, epochs):
 
 def main():
     hvd.init()
-    epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    epochs = next(map(int, filter(str.isdigit, sys.argv[1:])), 6)
     images, labels = digits()
     learning = TensorDataset(images[TEST_IMAGES:], labels[TEST_IMAGES:])
 
