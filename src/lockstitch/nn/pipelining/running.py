@@ -5,9 +5,9 @@
               to other workers ▼ │ from other workers, into the inbox
 
 Outputs go straight to the worker that has the next stage, gradients to the one that has the stage
-before, each into an inbox: small tensors and plain values as a one-way message, and what is large,
-or has to be pickled, as a call that nobody waits for. What goes wrong in such a call fails the step
-here; what goes wrong in a stage, the driver is told, and tells the others.
+before, each into an inbox: plain values and tensors up to a megabyte as a one-way message, and what
+is larger, or has to be pickled, as a call that nobody waits for. What goes wrong in such a call
+fails the step here; what goes wrong in a stage, the driver is told, and tells the others.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 NO_LIMIT: Final = 0
 """A timeout: a stage may take long, and a worker that dies ends the calls to it."""
-_ONE_WAY_BYTES: Final = 1 << 16
+_ONE_WAY_BYTES: Final = 1 << 20
 
 
 @dataclass
@@ -353,7 +353,8 @@ class _Runner:
             self._worker.agent.send(to, HandOver(self._order.step, *place, flat))
             return
         # What is pickled may hold references, which their sender keeps until it is answered; and
-        # how much is under way of what is large is limited for calls only.
+        # how much is under way of what is large is limited for calls only. But an answer has both
+        # workers do more between two micro-batches, and their monitors look all the time.
         args = (*self._order.step, *place, *values)
         receipt = _Receipt(self._worker, self._inbox, self._order.step, to)
         self._worker.agent.outgoing.call_into(receipt, to, (deliver, args, None), NO_LIMIT)

@@ -17,6 +17,7 @@ from lockstitch.errors import NotInitializedError, PeerDiedError, SerializationE
 from lockstitch.nn import Pipeline, RemoteModule, Replicate
 from lockstitch.nn.pipelining import steps
 from lockstitch.nn.pipelining.inbox import Inboxes
+from lockstitch.nn.pipelining.running import _Receipt
 from lockstitch.optim import DistributedOptimizer, GradScaler
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
@@ -501,6 +502,20 @@ def test_a_worker_that_dies_on_the_way_fails_the_step(victim, kind, nth):
         assert "of the pipeline" in str(caught.value)
         for name in {"a", "b", "c"} - {victim}:
             assert rpc.rpc_sync(name, int, ("3",)) == 3
+
+
+@pytest.mark.parametrize(("width", "is_answered"), [(60_000, False), (70_000, True)])
+def test_only_what_is_larger_than_a_megabyte_is_answered(cluster, monkeypatch, width, is_answered):
+    made: list[Any] = []
+    make = lambda *args: made.append(args) or _Receipt(*args)  # noqa: E731
+    monkeypatch.setattr("lockstitch.nn.pipelining.running._Receipt", make)
+    modules = layers(1, width, 1)
+    pipeline = Pipeline(remote(modules), chunks=2)
+    x, y = batch_of(4, 1, 1)  # a hidden state of a micro-batch has 16 bytes for each feature
+    with autograd.context() as context_id:
+        loss = pipeline.step(context_id, x, y, mse)
+    torch.testing.assert_close(loss, mse(nn.Sequential(*modules)(x), y).detach())
+    assert len(made) == (4 if is_answered else 0)
 
 
 class Teacher(nn.Module):
