@@ -1,5 +1,5 @@
-"""Every example runs, and what it prints is what it promises. The first is started as its docstring
-says, by the command; others as that would, from an interpreter that has imported torch already."""
+"""Every example runs, and what it prints is what it promises. Most are started as the command would
+do it, from an interpreter that has imported torch already. `two_tensors` is in `test_hvd`."""
 
 from __future__ import annotations
 
@@ -47,13 +47,6 @@ def run_example(warm_python, tmp_path) -> Callable[..., str]:
 
 def numbers(pattern: str, output: str) -> list[float]:
     return [float(number) for number in re.findall(pattern + r"\s+([\d.e+-]+)", output)]
-
-
-def test_two_tensors_take_a_step_where_they_live():  # under torchrun: in test_hvd.py
-    output = launch_example("two_tensors", 2)
-
-    assert output.count("all ones: True") == 2
-    assert numbers("a fall of", output) == [0.9, 0.9]
 
 
 def test_two_trainers_train_one_parameter_server_at_once(run_example):
@@ -158,9 +151,10 @@ def test_replicas_with_a_table_elsewhere_equal_one_process():
     assert numbers("from one process", output)[0] < 1e-9
 
 
+@pytest.mark.slow  # `test_elastic` has a program of this kind
 def test_elastic_training_goes_on_when_a_worker_has_died():
     launcher = ["lockstitch", "run", "--min-np", "1", "-np"]
-    output = launch_example("hvd_elastic", 2, "3", "--crash", launcher=launcher)
+    output = launch_example("hvd_elastic", 2, "--crash", "3", launcher=launcher)
 
     assert "epoch 0 was finished by 2 ranks" in output
     assert len(re.findall(r"epoch 2 was finished by \d ranks", output)) == 1

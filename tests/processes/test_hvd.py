@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = r"""
@@ -63,21 +65,20 @@ def run(command, environment=None):
     return done.stdout
 
 
-def test_a_program_under_our_launcher(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    output = run([sys.executable, "-m", "lockstitch", "run", "-n", "2", str(script)])
-    assert "rank 0 is done" in output
-    assert "rank 1 is done" in output
-
-
-def test_an_example_of_rpc_and_a_program_in_the_same_processes_under_torchrun(tmp_path):
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["lockstitch", "run", "-n", "2"],
+        ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    ],
+    ids=["lockstitch", "torchrun"],
+)
+def test_an_example_of_rpc_and_a_program_in_the_same_processes(launcher, tmp_path):
     script, example = tmp_path / "program.py", ROOT / "examples" / "two_tensors.py"
     script.write_text(
         f"import runpy\nrunpy.run_path({str(example)!r}, None, '__main__')\n{PROGRAM}"
     )
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    output = run([sys.executable, "-m", *torchrun, str(script)])
+    output = run([sys.executable, "-m", *launcher, str(script)])
     assert output.count("all ones: True") == 2
     assert output.count("a fall of 0.9000") == 2
     assert "rank 0 is done" in output
