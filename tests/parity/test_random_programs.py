@@ -10,14 +10,10 @@ from tests.parity.programs import assert_same, programs, run_distributed, run_pl
 from tests.unit.autograd.post_office import PostOffice
 
 
-@given(programs())
-def test_gradients_and_calls_equal_those_of_one_process(program):
-    with PostOffice(program.size) as office:
-        assert_same(run_distributed(program, office), run_plain(program))
-
-
-@given(programs(), st.integers(0, 2**32))
-def test_delays_and_reorderings_change_nothing(program, seed):
+@given(programs(), st.none() | st.integers(0, 2**32))
+def test_gradients_and_calls_equal_those_of_one_process_in_whatever_order_messages_come(
+    program, seed
+):
     with PostOffice(program.size, seed) as office:
         assert_same(run_distributed(program, office), run_plain(program))
 
