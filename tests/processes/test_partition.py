@@ -80,13 +80,15 @@ def test_a_cut_between_hosts_is_noticed_on_both_sides_and_stays_when_it_heals(ho
         worker.wait(60)
 
 
-def reducing(hosts: TwoHosts, environment: dict[str, str]) -> list[subprocess.Popen[str]]:
+def reducing(
+    hosts: TwoHosts, environment: dict[str, str], program: str = REDUCTIONS
+) -> list[subprocess.Popen[str]]:
     """Two ranks of each host, in the midst of their work."""
     ranks = []
     for rank in range(4):
         told = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "alpha"}
         told["MASTER_PORT"] = "29779"
-        ranks.append(hosts.python(rank // 2, REDUCTIONS, {**told, **environment}))
+        ranks.append(hosts.python(rank // 2, program, {**told, **environment}))
     return ranks
 
 
@@ -109,6 +111,23 @@ def test_a_host_that_is_cut_off_ends_reductions_on_both_sides(hosts, environment
         assert kind == "RankLostError"
         assert float(noticed) - began < 2 * NOTICED_SECONDS
         assert ("on host beta" if rank < 2 else "on host alpha") in said, said
+
+
+def test_hosts_between_which_long_packets_are_lost_are_named(hosts, environment) -> None:
+    program = REDUCTIONS.replace("allreduce(torch.ones(1000), op=hvd.Sum)", "alltoall(LARGE)")
+    program = program.replace("hvd.init()", "hvd.init(); LARGE = torch.ones(4000)")
+    ranks = reducing(hosts, environment, program)
+    for each in ranks:
+        first_line(each, "began")
+    began = time.monotonic()
+    for network in hosts._networks:
+        longer = ("-m", "length", "--length", "200:65535")
+        hosts.rule(network, "-A", "INPUT", "-i", "wire", *longer)
+    for each in ranks:
+        noticed, _, said = each.communicate(timeout=60)[0].splitlines()[-1].split(" ", 2)
+        assert "nothing goes to or comes from ranks" in said
+        assert "on host alpha, any more" in said or "on host beta, any more" in said, said
+        assert float(noticed) - began < 2 * NOTICED_SECONDS
 
 
 def test_a_rank_that_stands_still_ends_reductions_everywhere_else(hosts, environment) -> None:

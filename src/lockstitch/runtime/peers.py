@@ -223,7 +223,9 @@ class Peers:
             # Nobody listens any more: most likely its program had nothing left to do.
             ended = isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError))
             advice = "; has its program ended without waiting in shutdown?" if ended else ""
-            gone = self._unreachable(peer, f"it cannot be reached ({error}){advice}")
+            place = self._directory.elsewhere(peer.worker)
+            where = "" if place.removeprefix(", ") in str(error) else place
+            gone = self._unreachable(peer, f"it cannot be reached ({error}{where}){advice}")
             raise gone from None  # it says all that the errors below it do
         return self._open_channel(peer, connection, decoder)
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 1.0
+_SILENCE_GRACE_SECONDS = 0.2
 _ANSWER_SECONDS = 1.0
 _LOOKS_FOR_ANSWER = 20
 
@@ -227,8 +228,17 @@ class C10dBackend:
             self._refuse_child()
         while not handle.wait(_LOOK_SECONDS):
             self._pending.look_for_stalls(self._whom_it_waits_for, self._route, self._give_up)
+            self._look_for_silence()
             if gives_up is not None and gives_up():
                 return
+
+    def _look_for_silence(self) -> None:
+        """Others may be cut off in the midst of what is done here, so that nobody would tell."""
+        try:
+            self._groups.check_silence()
+        except RankLostError as error:
+            if not self._pending.is_broken:
+                self._fail(error)
 
     def rest(self, seconds: float) -> None:
         self._knows_why.wait(seconds)
@@ -353,15 +363,17 @@ class C10dBackend:
                     self._obey(message)
                 except Exception as error:  # noqa: BLE001 - the session ends with it, everywhere
                     # The connection to a rank that died may break before the news of its death,
-                    # which say more, are here.
-                    self._knows_why.wait(_GRACE_SECONDS)
+                    # which say more, are here. Of a silent host none are on their way.
+                    is_silent = isinstance(error, RankLostError)
+                    self._knows_why.wait(_SILENCE_GRACE_SECONDS if is_silent else _GRACE_SECONDS)
                     self._fail(error)
         if self._stream is not None:
             self._stream.finish()
 
     def _fail(self, error: Exception) -> None:
         """Others wait in the operation that failed here, so nobody can go on."""
-        broken = CollectiveError(f"an operation failed on {self._me}: {error}")
+        kind = RankLostError if isinstance(error, RankLostError) else CollectiveError
+        broken = kind(f"an operation failed on {self._me}: {error}")
         broken.__cause__ = error
         self._give_up(broken)
         self._groups.abort()

@@ -42,6 +42,10 @@ class PeerFailedError(RuntimeError):
         self.position = position
 
 
+class PeerSilentError(PeerFailedError):
+    """The host of that rank acknowledges nothing."""
+
+
 class PeerLine(NamedTuple):
     """The connection to another rank, with what has gone ahead over it."""
 
@@ -264,7 +268,7 @@ class _Waiting:
         for end in waited_for.values():
             silent = end.stream.seconds_unacknowledged() if self._silence_seconds else 0.0
             if silent > max(self._silence_seconds, LEAST_SILENCE_SECONDS):
-                raise PeerFailedError(end.other, f"its host has been silent for {silent:.1f} s")
+                raise PeerSilentError(end.other, f"its host has been silent for {silent:.1f} s")
         if now - self._since >= self._timeout_seconds:
             first = next(iter(waited_for.values()))
             raise PeerFailedError(first.other, f"nothing moved for {now - self._since:g} s")

@@ -8,7 +8,9 @@ rank.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import socket
 import threading
 from collections import Counter, defaultdict
@@ -26,6 +28,7 @@ from lockstitch.collectives.c10d.ahead import MOST_RANKS, AheadOnLine
 from lockstitch.collectives.c10d.chunk_transfer import (
     PeerFailedError,
     PeerLine,
+    PeerSilentError,
     send_ahead,
     transfer,
 )
@@ -38,7 +41,7 @@ from lockstitch.collectives.c10d.exchange import (
 from lockstitch.collectives.rank_names import RankNames
 from lockstitch.collectives.requests import Kind, ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
-from lockstitch.errors import CollectiveError
+from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.link.sockets import silence_bounded
 from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_options, set_timeout
 
@@ -86,6 +89,10 @@ _LOOK_SECONDS = 0.2
 _ABANDONED_LOOK_SECONDS = 1.0
 # What a network is expected to carry at least.
 _BYTES_PER_SECOND = 1 << 20
+# What Gloo says of a connection: `Read error [10.0.0.2]:4242: Connection timed out. …`
+_BROKEN = re.compile(r"\w[\w ]* \[(?P<address>[\da-fA-F.:]+)\]:\d+(: [^.]+)?")
+_SILENT = os.strerror(errno.ETIMEDOUT)
+_PLACE_BYTES = 256
 
 
 class GroupOperations(Protocol):
@@ -96,6 +103,10 @@ class GroupOperations(Protocol):
     def opening(self) -> AbstractContextManager[Callable[[], object]]:
         """A context manager around `open_set`. What it gives is called now and then meanwhile, in
         another thread, so that connections to hosts that do not answer are given up."""
+        ...
+
+    def check_silence(self) -> None:
+        """Raises `RankLostError` where the host of a rank that is connected is silent."""
         ...
 
     def open_set(self, process_set: ProcessSet) -> None:
@@ -202,24 +213,31 @@ class ProcessGroupOperations:
         self._rank = rank
         self._store = store
         self._is_aborted = False
+        self._found_at: dict[int, tuple[str, str]] = {}
+        """At which address Gloo finds each rank, and which host that is."""
         self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
 
     @contextmanager
     def opening(self) -> Iterator[Callable[[], object]]:
         def look() -> None:
             bound_now()
-            if self._peers is not None:
-                self._peers.check_silence()
+            self.check_silence()
 
         # Gloo waits for as long as the system does, whatever it is told.
         seconds = 0.0 if is_gpu(self.device) else self._silence_seconds
         with silence_bounded(seconds) as bound_now:
             yield look
 
+    def check_silence(self) -> None:
+        if self._peers is not None:
+            self._peers.check_silence()
+
     def open_set(self, process_set: ProcessSet) -> None:
         if not process_set.includes(self._rank):
             return
         self._groups[process_set.id] = self._new_group(process_set)
+        if not is_gpu(self.device) and process_set.size <= MOST_CONNECTED:
+            self._learn_places(process_set)
         reducing = self._reducing(process_set)
         if self._peers is not None and self._rank in reducing and len(reducing) <= MOST_CONNECTED:
             self._peers.connect(reducing, self._connect_seconds)
@@ -331,11 +349,7 @@ class ProcessGroupOperations:
             )
         except PeerFailedError as error:
             rank = ranks[error.position]
-            who, place = self._names.one(rank), self._names.place(rank)
-            raise CollectiveError(
-                f"nothing goes to or comes from {who}{f', on {place}' if place else ''}, any more "
-                f"({error})"
-            ) from error
+            raise self._cut_off((rank,), self._names.place(rank), error) from error
 
     def gather(
         self, mine: torch.Tensor, sizes: Sequence[int], process_set: ProcessSet
@@ -427,7 +441,10 @@ class ProcessGroupOperations:
         """Begins an operation of Gloo or NCCL, and waits for its end. Ranks of a large set connect
         within it: these connections, too, end when the other host falls silent."""
         if is_gpu(self.device) or process_set.size <= MOST_CONNECTED:
-            begin().wait()
+            try:
+                begin().wait()
+            except RuntimeError as error:
+                raise self._explained(error, process_set) from error
             return
         with silence_bounded(self._silence_seconds) as bound_now:
             work = begin()
@@ -438,6 +455,33 @@ class ProcessGroupOperations:
                     # interpreter that ends takes the whole process along (SIGABRT).
                     while not work.is_completed():
                         threading.Event().wait(_ABANDONED_LOOK_SECONDS)
+
+    def _learn_places(self, process_set: ProcessSet) -> None:
+        """Takes in at which address Gloo finds each rank of a set, and which host that is, for when
+        nobody can be asked any more."""
+        mine = f"{self._address or ''} {self._names.here}".encode()[:_PLACE_BYTES]
+        packed = torch.frombuffer(bytearray(mine.ljust(_PLACE_BYTES)), dtype=torch.uint8)
+        found = self.gather(packed, [_PLACE_BYTES] * process_set.size, process_set)
+        for rank, content in zip(process_set.ranks, found, strict=True):
+            address, _, place = bytes(content.tolist()).decode(errors="replace").partition(" ")
+            self._found_at[rank] = address, place.rstrip()
+
+    def _explained(self, error: RuntimeError, process_set: ProcessSet) -> RuntimeError:
+        """What Gloo says of an address, said of the ranks that it finds there."""
+        broken = _BROKEN.search(str(error))
+        if broken is None:
+            return error
+        others = [rank for rank in process_set.ranks if rank != self._rank]
+        there = [rank for rank in others if self._found_at[rank][0] == broken["address"]]
+        if not there:
+            return error
+        return self._cut_off(there, self._found_at[there[0]][1], broken[0])
+
+    def _cut_off(self, ranks: Sequence[int], place: str, why: object) -> CollectiveError:
+        who = f"{self._names.in_words(ranks)}{f', on {place}' if place else ''}"
+        is_silent = isinstance(why, PeerSilentError) or _SILENT in str(why)
+        kind = RankLostError if is_silent else CollectiveError
+        return kind(f"nothing goes to or comes from {who}, any more ({why})")
 
     def _may_last(self, content: torch.Tensor, count: int) -> timedelta:
         """Returns how long an operation with so many bytes from each of `count` ranks may take."""

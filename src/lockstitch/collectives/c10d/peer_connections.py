@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.clock import SYSTEM_CLOCK
 from lockstitch.collectives.c10d.entrance import Entrance
-from lockstitch.errors import CollectiveError, HandshakeError
+from lockstitch.errors import CollectiveError, HandshakeError, RankLostError
 from lockstitch.ids import WorkerInfo
 from lockstitch.link.handshake import ListenerHandshake, why_other_version
 from lockstitch.link.line import call
@@ -78,11 +78,11 @@ class PeerConnections:
         return {other: self._streams[other] for other in others}
 
     def check_silence(self) -> None:
-        """Raises `CollectiveError` where the host of one that is connected is silent."""
+        """Raises `RankLostError` where the host of one that is connected is silent."""
         bound = max(self._silence_seconds, LEAST_SILENCE_SECONDS)
         for rank, stream in self._streams.copy().items() if self._silence_seconds else ():
             if (silent := stream.seconds_unacknowledged()) > bound:
-                raise CollectiveError(
+                raise RankLostError(
                     f"nothing comes from {self._names.one(rank)}{self._place(rank)}, any more (its "
                     f"host has been silent for {silent:.1f} s)"
                 )

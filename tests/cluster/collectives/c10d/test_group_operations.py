@@ -11,7 +11,8 @@ from lockstitch.collectives.arithmetic import UNSCALED
 from lockstitch.collectives.c10d import group_operations
 from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
 from lockstitch.collectives.process_sets import ProcessSet
-from lockstitch.errors import CollectiveError
+from lockstitch.collectives.rank_names import RankNames
+from lockstitch.errors import CollectiveError, RankLostError
 from tests.cluster.collectives.ranks import in_threads, peers_of
 
 
@@ -51,6 +52,36 @@ def test_ranks_of_a_large_set_connect_when_they_have_something_for_each_other(
 
     expected = [3.0, 6.0, 9.0, 12.0, 15.0], [0, 1, 1, 2, 2, 2], [1, 1], [0, 1, 2]
     assert in_threads(3, work) == [expected] * 3
+
+
+def test_what_gloo_says_of_an_address_is_said_of_the_ranks_there() -> None:
+    store, pair = HashStore(), ProcessSet(0, (0, 1))
+    text = (
+        "[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:4242: Connection timed out. This "
+        "is typically caused by a remote worker hanging"
+    )
+
+    def work(rank: int) -> list[RuntimeError]:
+        names = RankNames()
+        names.learn_places(lambda _rank: "", f"host h{rank}")
+        groups = ProcessGroupOperations(
+            rank, store, "cpu", address="127.0.0.1", names=names, peers=peers_of(rank, store)
+        )
+        groups.open_set(pair)
+        others = [text.replace("timed out", "reset"), text.replace(".1", ".2"), "something else"]
+        found = [groups._explained(RuntimeError(said), pair) for said in (text, *others)]
+        groups.close_set(pair)
+        groups.close()
+        return found
+
+    silent, reset, unknown, other = in_threads(2, work)[1]
+    assert isinstance(silent, RankLostError)
+    assert str(silent) == (
+        "nothing goes to or comes from rank 0, on host h0, any more (Read error [127.0.0.1]:4242: "
+        "Connection timed out)"
+    )
+    assert type(reset) is CollectiveError
+    assert type(unknown) is type(other) is RuntimeError
 
 
 def test_operations_may_take_longer_than_connecting() -> None:
