@@ -48,6 +48,7 @@ from lockstitch.spark.running import (
     seconds_of,
     start_seconds_of,
     terms_of,
+    too_late,
 )
 from lockstitch.spark.task import TaskTerms, check_attempt, devices_of
 from lockstitch.trust import Secret
@@ -65,6 +66,8 @@ _ELASTIC_SECONDS: Final = 600
 # How often Spark is asked how many tasks it can run.
 _LOOK_SECONDS: Final = 1.0
 _CANCEL_SECONDS: Final = 30.0
+# What a rank's process may take to import torch and come, once its task has begun.
+_COMING_SECONDS: Final = 30.0
 
 
 def run_elastic(
@@ -124,7 +127,7 @@ def run_elastic(
         min_workers=least,
         max_workers=most,
         reset_limit=reset_limit,
-        start_seconds=wishes.start_seconds,
+        start_seconds=wishes.start_seconds + _COMING_SECONDS,
         elastic_seconds=elastic_seconds,
         is_fixed=is_local(context),
     )
@@ -286,9 +289,12 @@ class _ElasticRun:
         desk: Desk,
         selector: selectors.BaseSelector,
     ) -> None:
-        look_at = 0.0
+        look_at, least = 0.0, self._options.min_workers
+        deadline = SYSTEM_CLOCK.now() + self._wishes.start_seconds
         while not conductor.is_over:
             now = SYSTEM_CLOCK.now()
+            if desk.started < least and now >= deadline:
+                raise too_late(desk.started, least, self._wishes.start_seconds)
             if now >= look_at:
                 self._look_for_room(conductor, starter)
                 look_at = now + _LOOK_SECONDS

@@ -205,7 +205,7 @@ class _Run:
         while not job.is_over:
             left = deadline - SYSTEM_CLOCK.now()
             if desk.started < self._ranks and left <= 0:
-                raise StalledError(self._too_late(desk.started))
+                raise too_late(desk.started, self._ranks, self._wishes.start_seconds)
             listen(desk, selector, left if desk.started < self._ranks else None)
         selector.unregister(job)
         last = SYSTEM_CLOCK.now() + _LAST_WORDS_SECONDS
@@ -221,13 +221,15 @@ class _Run:
         cause = None if failure is None else failure.error
         raise CollectiveError(_reason(failure, job.error)) from cause
 
-    def _too_late(self, started: int) -> str:
-        return (
-            f"Timed out waiting for Spark tasks to start: {started} of {self._ranks} ranks have "
-            f"begun within {self._wishes.start_seconds:g} s. Please check that you have enough "
-            "resources: each rank is a task, all begin at once, and other jobs may have the cores "
-            f"that they need. start_timeout (or {_START_TIMEOUT}) says how long to wait"
-        )
+
+def too_late(started: int, ranks: int, seconds: float) -> StalledError:
+    """Returns the error of a job whose tasks have not begun in time."""
+    return StalledError(
+        f"Timed out waiting for Spark tasks to start: {started} of {ranks} ranks have begun within "
+        f"{seconds:g} s. Please check that you have enough resources: each rank is a task, and "
+        "other jobs may have the cores that they need. start_timeout (or "
+        f"{_START_TIMEOUT}) says how long to wait"
+    )
 
 
 def _reason(failure: RankFailure | None, error: BaseException | None) -> str:

@@ -104,7 +104,9 @@ def test_unreachable_peer_is_lost() -> None:
 
         stage.connect = connect  # type: ignore[assignment, method-assign]
         for _ in range(2):
-            with pytest.raises(PeerDiedError, match=r"cannot be reached \(nobody there, on host beta\)"):
+            with pytest.raises(
+                PeerDiedError, match=r"cannot be reached \(nobody there, on host beta\)"
+            ):
                 stage.agent.peers.channel(PEER)
         wait_until(lambda: lost == [PEER])
         assert stage.agent.peers.is_lost(PEER)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from lockstitch import spark
-from lockstitch.errors import CollectiveError
+from lockstitch.errors import CollectiveError, StalledError
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions, Ended, HostsFound
 from lockstitch.launcher_link.slots import Slot
 from lockstitch.spark import elastic
@@ -57,6 +57,14 @@ def test_numbers_of_ranks_are_in_order(context, least, wanted, most):
 def test_less_room_than_the_least_number_of_ranks_is_told(context):
     with pytest.raises(CollectiveError, match=r"5 ranks were asked for.* can run 4 tasks"):
         spark.run_elastic(print, num_proc=6, min_num_proc=5)
+
+
+def test_tasks_that_do_not_begin_in_time_are_told(context, monkeypatch):
+    go_on = threading.Event()
+    context.run_task = lambda *_: go_on.wait(SECONDS) and []
+    monkeypatch.setattr(elastic.SparkJob, "cancel", lambda _job: go_on.set())
+    with pytest.raises(StalledError, match=r"0 of 2 ranks have begun within 0.3 s"):
+        spark.run_elastic(print, num_proc=2, start_timeout=0.3)
 
 
 def test_a_worker_that_returns_has_ended_well_and_what_it_returned_is_kept(starter):

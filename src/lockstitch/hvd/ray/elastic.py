@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstitch.hvd.runner.elastic.discovery import HostDiscovery
 from lockstitch.ray import ElasticRayExecutor
 from lockstitch.ray.placement import living_nodes
 from lockstitch.ray.settings import WorkerResources
@@ -9,7 +10,7 @@ from lockstitch.ray.settings import WorkerResources
 __all__ = ["ElasticRayExecutor", "RayHostDiscovery"]
 
 
-class RayHostDiscovery:
+class RayHostDiscovery(HostDiscovery):
     """Finds the nodes of the cluster and how many ranks fit on each. A class of your own that
     derives from it, as `settings.discovery` with `override_discovery=False`, may leave some out."""
 

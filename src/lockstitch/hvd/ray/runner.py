@@ -1,9 +1,10 @@
 """Where programs of the original look for `RayExecutor` and its settings."""
 
+from lockstitch.hvd.ray.worker import BaseHorovodWorker
 from lockstitch.ray import RayExecutor
 from lockstitch.ray.settings import Settings as MiniSettings
 
-__all__ = ["RayExecutor", "MiniSettings"]
+__all__ = ["RayExecutor", "BaseHorovodWorker", "MiniSettings"]
 
 
 def __getattr__(name: str) -> object:

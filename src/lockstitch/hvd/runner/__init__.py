@@ -3,6 +3,7 @@
 launching   run: starts the launcher, gathers the results
 task        what each worker does
 job_folder  the folder through which function and results go
+elastic     discovery.HostDiscovery, for executors on Ray
 """
 
 from lockstitch.hvd.runner.launching import run

@@ -1,9 +1,10 @@
 """Where programs of `horovod.spark` look for `run` and `run_elastic`: ranks as tasks of Spark.
 
-    task    get_available_devices: the GPUs that Spark has given to a rank
-    conf    settings of Spark that programs of `run_elastic` choose by name
-    torch   estimators, which are not here
-    common  what estimators stand on, which is not here either
+    task       get_available_devices: the GPUs that Spark has given to a rank
+    conf       settings of Spark that programs of `run_elastic` choose by name
+    torch      estimators, which are not here
+    lightning  the same for PyTorch Lightning
+    common     what estimators stand on, which is not here either
 
 The work is done in `lockstitch.spark`, which starts processes and stands above this floor.
 """

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from lockstitch.hvd.runner.elastic.discovery import HostDiscovery
 from tests.unit.ray.cluster import FakeRay
 
 
@@ -14,6 +15,7 @@ def cluster(monkeypatch):
 def test_hosts_are_named_by_their_address_with_what_fits_on_them():
     from lockstitch.hvd.ray.elastic import RayHostDiscovery  # noqa: PLC0415 - where Ray is faked
 
+    assert issubclass(RayHostDiscovery, HostDiscovery)
     found = RayHostDiscovery(cpus_per_slot=2).find_available_hosts_and_slots()
     assert found == {"10.0.0.1": 3}
     found = RayHostDiscovery(use_gpu=True).find_available_hosts_and_slots()

@@ -45,7 +45,7 @@ def test_settings_are_pairs_of_names_that_spark_knows(spark):
     assert {name for name, _ in pairs} == set(conf.SPARK_CONF_DEFAULT_VALUES)
 
 
-@pytest.mark.parametrize("name", ["torch", "common"])
+@pytest.mark.parametrize("name", ["torch", "lightning", "common"])
 def test_what_is_not_there_says_what_to_do(spark, name):
     with pytest.raises(ImportError, match=r"no estimators .* lockstitch\.hvd\.spark\.run"):
         importlib.import_module(f"lockstitch.hvd.spark.{name}")

@@ -1,0 +1,1 @@
+"""Where programs of `horovod.runner.elastic` look for `discovery`."""
