@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _OURS: Final = {
     "lockstitch.nn.pipelining.running:run_row": "a step of a pipeline",
+    "lockstitch.rref.proxy:run_method": "a method of a reference's value",
     "lockstitch.rpc.worker_groups.sources:ask_source": "the next item of a stream",
 }
 """What the program has asked for by functions of ours."""

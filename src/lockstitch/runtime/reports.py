@@ -6,9 +6,10 @@ read off the stacks when somebody asks.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.attach.sources import SOURCES
@@ -20,7 +21,8 @@ from lockstitch.attach.values import (
     ServedCall,
     WorkerReport,
 )
-from lockstitch.runtime.functions import name_of
+from lockstitch.interrupts import OWN_ERRORS_IGNORED
+from lockstitch.runtime.functions import as_called, name_of
 from lockstitch.runtime.outgoing import Outgoing
 from lockstitch.runtime.pending import Future
 from lockstitch.runtime.worker import living_workers
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from lockstitch.attach.values import ContextReport, Question
+    from lockstitch.runtime.invocation import Invocation
+    from lockstitch.runtime.pending import Pending
     from lockstitch.runtime.worker import Worker
 
 _MOST_ENDS: Final = 128
@@ -87,7 +91,7 @@ def report_worker(
     return WorkerReport(
         name=worker.name,
         rank=worker.id.rank,
-        calls=_calls(worker, waiting) if question.waits else (),
+        calls=_calls(worker, frames, waiting) if question.waits else (),
         serving=_serving(worker, frames) if question.waits else (),
         backlog=worker.agent.thread_pool.backlog,
         waits=tuple(
@@ -123,12 +127,14 @@ def names_of_workers() -> list[str]:
     return [each.name for each in sorted(living_workers(), key=lambda each: each.id)]
 
 
-def _calls(worker: Worker, waiting: Mapping[int, int]) -> tuple[PendingCall, ...]:
+def _calls(
+    worker: Worker, frames: Mapping[int, FrameType], waiting: Mapping[int, int]
+) -> tuple[PendingCall, ...]:
     now = worker.clock.now()
     found = [
         PendingCall(
             to=channel.peer.name,
-            function=name_of(pending.what),
+            function=_what_is_called(pending, frames.get(waiting.get(id(pending), 0))),
             seconds=round(now - pending.since, 3),
             number=number,
             thread=waiting.get(id(pending), 0),
@@ -154,7 +160,7 @@ def _serving(worker: Worker, frames: Mapping[int, FrameType]) -> tuple[ServedCal
         served.append(
             ServedCall(
                 caller=each.caller_name,
-                function=each.what,
+                function=_what_is_served(each, stack),
                 seconds=round(now - each.since, 3),
                 number=each.message.request,
                 thread=thread if frame is not None else 0,
@@ -171,6 +177,30 @@ def _serving(worker: Worker, frames: Mapping[int, FrameType]) -> tuple[ServedCal
         )
         for oldest, alike in groups
     )
+
+
+def _what_is_called(pending: Pending, innermost: FrameType | None) -> str:
+    """The function, or what one of ours does for the program, such as to call a method: that is
+    read off the stack of the thread that waits, too."""
+    if hasattr(pending.what, "as_called"):
+        for frame in frames_of(innermost) if innermost is not None else ():
+            told = frame.f_locals if frame.f_code is Outgoing.call.__code__ else {}
+            if told.get("pending") is pending:
+                return as_called(told["function"], told["args"], told["kwargs"])[0]
+    return name_of(pending.what)
+
+
+def _what_is_served(served: Invocation, stack: Sequence[FrameType]) -> str:
+    """The same at the callee, of the arguments with which that function runs."""
+    function: Any = served.known.function
+    if hasattr(function, "as_called"):
+        for frame in stack:
+            if frame.f_code is function.__code__:
+                with OWN_ERRORS_IGNORED:
+                    names, more, keywords, told = inspect.getargvalues(frame)
+                    args = (*[told[name] for name in names], *(told[more] if more else ()))
+                    return as_called(function, args, told[keywords] if keywords else None)[0]
+    return served.what
 
 
 def _alike(calls: Sequence[C], key: Callable[[C], Hashable]) -> Iterator[tuple[C, list[C]]]:

@@ -7,10 +7,12 @@ import threading
 import pytest
 import torch
 
+from lockstitch.attach.values import Question
 from lockstitch.errors import RpcTimeoutError, SerializationError
 from lockstitch.rref.rref import RRef
+from lockstitch.runtime.reports import report_workers
 from lockstitch.testing.cluster import LocalCluster
-from tests.cluster.rref.programs import Counter, Gate, remote, wait_at_gate
+from tests.cluster.rref.programs import Counter, Gate, eventually, remote, wait_at_gate
 
 
 @pytest.fixture
@@ -63,6 +65,28 @@ def test_a_method_costs_one_request_and_no_message_about_the_reference(cluster, 
     requests = [name for name in names if name.endswith("Call")]
     assert requests == ["RemoteCall" if kind == "remote" else "Call"]
     assert [name for name in names if name.startswith("Child")] == []
+
+
+def test_who_looks_on_is_told_which_method_is_called_and_runs(cluster):
+    counter = remote(cluster[1], Counter, 7)
+
+    def wait() -> None:
+        with cluster[0].active():
+            call(counter, "rpc_sync", "slowly")
+
+    Gate.close()
+    caller = threading.Thread(target=wait)
+    caller.start()
+
+    def told(number: int, what: str) -> set[str]:
+        return {
+            each.function for each in getattr(report_workers(Question(waits=True))[number], what)
+        }
+
+    assert eventually(lambda: told(1, "serving") == {"the method slowly"})
+    assert told(0, "calls") == {"the method slowly"}
+    Gate.open()
+    caller.join()
 
 
 @WAYS
