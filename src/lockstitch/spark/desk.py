@@ -108,6 +108,11 @@ class Desk:
         """How many tasks have begun to run their ranks."""
         return len(self._running)
 
+    @property
+    def ended(self) -> int:
+        """How many have heard the end of their ranks, and told it."""
+        return len(self._ended)
+
     def host_of(self, task: int) -> str:
         """Returns the address of the host of a task that has begun."""
         return self._running[task].host

@@ -40,6 +40,7 @@ from lockstitch.spark.reports import Reports, Running
 from lockstitch.spark.running import (
     Wishes,
     address_for_tasks,
+    broadcasting,
     environment_for_ranks,
     listen,
     listening_address,
@@ -256,8 +257,7 @@ class _ElasticRun:
             address = listening_address(context)
             desk = Desk(selector, secret, address, self._wishes.outputs, "worker")
             resources.callback(desk.close)
-            broadcast = context.broadcast(call)
-            resources.callback(broadcast.destroy)
+            broadcast = resources.enter_context(broadcasting(context, call))
             terms = terms_of(context, broadcast, self._wishes, desk, secret)
 
             def task_of(worker: int, told: Mapping[str, str]) -> ElasticTask:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import selectors
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,7 @@ from lockstitch.spark.task import BarrierTask, TaskTerms
 from lockstitch.trust import Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _log = ProcessLog(__name__)
 
@@ -175,8 +175,7 @@ class _Run:
             selector = resources.enter_context(selectors.DefaultSelector())
             desk = Desk(selector, secret, listening_address(self._context), self._wishes.outputs)
             resources.callback(desk.close)
-            broadcast = self._context.broadcast(call)
-            resources.callback(broadcast.destroy)
+            broadcast = resources.enter_context(broadcasting(self._context, call))
             terms = terms_of(self._context, broadcast, self._wishes, desk, secret)
             job = SparkJob(
                 self._context,
@@ -219,7 +218,8 @@ class _Run:
         if isinstance(job.error, KeyboardInterrupt):
             raise job.error
         cause = None if failure is None else failure.error
-        raise CollectiveError(_reason(failure, job.error)) from cause
+        has_returned = desk.ended == self._ranks
+        raise CollectiveError(_reason(failure, job.error, has_returned=has_returned)) from cause
 
 
 def too_late(started: int, ranks: int, seconds: float) -> StalledError:
@@ -232,8 +232,15 @@ def too_late(started: int, ranks: int, seconds: float) -> StalledError:
     )
 
 
-def _reason(failure: RankFailure | None, error: BaseException | None) -> str:
+def _reason(failure: RankFailure | None, error: BaseException | None, *, has_returned: bool) -> str:
     """Returns in words why a job has failed, as its ranks have told it and Spark saw it."""
+    if failure is None and has_returned:
+        return (
+            "the ranks have returned, but Spark has not brought what they returned to the driver: "
+            "it goes through the JVMs of both (spark.driver.memory, spark.driver.maxResultSize). "
+            "Have what is large written where the driver can read it. Spark says: "
+            f"{what_spark_says(error) if error is not None else 'nothing'}"
+        )
     text = "Horovod detected that one or more processes exited with non-zero status: "
     text += "the job ended before its ranks had begun" if failure is None else str(failure)
     if error is None or (failure is not None and not failure.is_unexplained):
@@ -252,6 +259,18 @@ def listen(desk: Desk, selector: selectors.BaseSelector, seconds: float | None) 
     for key, _ in selector.select(earliest(seconds, desk.server.seconds_to_next())):
         key.data()
     desk.server.pass_time()
+
+
+@contextmanager
+def broadcasting(context: Any, call: bytes) -> Iterator[Any]:
+    """A context manager of a variable that Spark brings to all executors. Where Spark itself has
+    ended, it is gone anyway."""
+    broadcast = context.broadcast(call)
+    try:
+        yield broadcast
+    finally:
+        with suppress(Exception):
+            broadcast.destroy()
 
 
 def terms_of(context: Any, call: Any, wishes: Wishes, desk: Desk, secret: Secret) -> TaskTerms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,3 +106,20 @@ def test_tasks_reach_the_driver_as_executors_do(master, conf, listens, reached):
 def test_a_call_is_what_a_rank_reads():
     fn, args, kwargs = pickle.loads(running.pickled_call(max, [1, 2], {"key": abs}))
     assert (fn, args, kwargs) == (max, (1, 2), {"key": abs})
+
+
+def test_results_that_spark_loses_on_their_way_are_told():
+    text = running._reason(None, RuntimeError("out of memory"), has_returned=True)
+    assert "the ranks have returned" in text
+    assert "spark.driver.maxResultSize" in text
+    assert "before its ranks had begun" in running._reason(None, None, has_returned=False)
+
+
+def test_what_spark_cannot_clear_away_hides_no_error(monkeypatch):
+    def gone():
+        raise RuntimeError("the context was stopped")
+
+    context = FakeContext()
+    monkeypatch.setattr(context, "broadcast", lambda _call: SimpleNamespace(destroy=gone))
+    with pytest.raises(LookupError), running.broadcasting(context, b"x"):
+        raise LookupError
