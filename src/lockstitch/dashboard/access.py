@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+    from collections.abc import Awaitable, Callable, MutableMapping
 
     Scope = MutableMapping[str, Any]
     Message = MutableMapping[str, Any]
@@ -41,12 +41,11 @@ HEADERS: Final = {
 
 class Access:
     """Lets requests through to `application` that may have what they ask for, and answers 403 to
-    the others. `hosts`: the names by which this host may be called."""
+    the others. The host may be called by one of `HOSTS`."""
 
-    def __init__(self, application: Application, token: str, hosts: Iterable[str] = HOSTS) -> None:
+    def __init__(self, application: Application, token: str) -> None:
         self._application = application
         self._token = token
-        self._hosts = frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, as servers of ASGI ask for it."""
@@ -61,7 +60,7 @@ class Access:
         """Returns why a request is refused; empty where it is not."""
         headers = {name.decode("latin-1"): it.decode("latin-1") for name, it in scope["headers"]}
         host = headers.get("host", "")
-        if _host_name(host) not in self._hosts:
+        if _host_name(host) not in HOSTS:
             return "this host is not called that way here: open 127.0.0.1"
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":

@@ -48,9 +48,9 @@ class Doorbell:
 
     # ------------------------------------------------------------ for the waiter
 
-    def announce_sleep(self, waiter: int, reason: int = ASLEEP) -> None:
+    def announce_sleep(self, waiter: int) -> None:
         """Steps 1 and 2: from now on others wake this waiter. It is to look once more."""
-        self._words[waiter] = reason
+        self._words[waiter] = ASLEEP
         with self._fence:
             pass
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lockstitch.attach.system import STATES
 from lockstitch.observe.launched import has_ended_well, launched_in_words, unseen_workers
-from lockstitch.observe.participants import participants_of
+from lockstitch.observe.participants import function_in_words, participants_of
 from lockstitch.observe.text import duration
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lockstitch.observe.grouping import Job
     from lockstitch.observe.participants import Participant
 
+_MOST_LINES = 12
 _LEFT = ("JOB", "WORKER", "STATE", "AGE", "FUNCTION", "CALLER", "CALLEE")
 _STYLES = {"runs": "green", "begins": "yellow", "ends": "yellow", "does not answer": "red"}
 
@@ -108,15 +109,15 @@ def _bytes_per_second(one: Participant) -> tuple[str, str]:
     return sent, received
 
 
-def calls_table(found: Calls, most: int = 12) -> Table | None:
+def calls_table(found: Calls) -> Table | None:
     """Returns a table of the functions that were called, a line each, those first on which most
     time was spent; None where there were no calls."""
     if not found.functions:
         return None
     table = _table("FUNCTION", "CALLS/s", "FAILED", "P50", "P99", "BYTES/s")
-    for each in found.functions[:most]:
+    for each in found.functions[:_MOST_LINES]:
         table.add_row(
-            each.function,
+            function_in_words(each.function),
             f"{each.calls_per_second:.0f}",
             str(each.failed) if each.failed else "",
             milliseconds(each.p50_seconds),
@@ -126,13 +127,13 @@ def calls_table(found: Calls, most: int = 12) -> Table | None:
     return table
 
 
-def edges_table(found: Calls, most: int = 12) -> Table | None:
+def edges_table(found: Calls) -> Table | None:
     """Returns a table of who calls whom, a line each, those first with most calls; None where there
     were no calls."""
     if not found.edges:
         return None
     table = _table("CALLER", "CALLEE", "CALLS/s", "OUT/s", "BACK/s")
-    for each in found.edges[:most]:
+    for each in found.edges[:_MOST_LINES]:
         table.add_row(
             each.caller,
             each.callee,

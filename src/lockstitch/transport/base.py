@@ -57,9 +57,10 @@ RemainingTime = Callable[[], float]
 class SendTimeoutError(TimeoutError):
     """The time of a sender is over. `is_begun`: a part of its message had left already."""
 
-    def __init__(self, peer: str, *, is_begun: bool = False) -> None:
+    is_begun = False
+
+    def __init__(self, peer: str) -> None:
         super().__init__(f"{peer} has taken in nothing for as long as the sender waits")
-        self.is_begun = is_begun
 
 
 Seal = Callable[[int, Sequence[Buffer]], Sequence[Buffer]]

@@ -133,15 +133,10 @@ def flaw_of(status: os.stat_result, user: int, groups: Collection[int]) -> str:
     )
 
 
-def hkdf(key: bytes, salt: bytes, info: bytes, length: int = 32) -> bytes:
-    """HKDF with SHA-256: extract, then expand (RFC 5869)."""
+def hkdf(key: bytes, salt: bytes, info: bytes) -> bytes:
+    """HKDF with SHA-256: extract, then expand, to 32 bytes, which is one block (RFC 5869)."""
     extracted = hmac.digest(salt or bytes(sha256().digest_size), key, "sha256")
-    output = block = b""
-    while len(output) < length:
-        number = len(output) // len(block) + 1 if block else 1
-        block = hmac.digest(extracted, block + info + bytes([number]), "sha256")
-        output += block
-    return output[:length]
+    return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
 def find_secret(
