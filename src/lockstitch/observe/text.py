@@ -17,7 +17,14 @@ from lockstitch.observe.participants import function_in_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from lockstitch.attach.values import CodeLine, OtherWait, PendingCall, ServedCall, ThreadReport
+    from lockstitch.attach.values import (
+        CodeLine,
+        OtherWait,
+        PendingCall,
+        ServedCall,
+        ThreadReport,
+        WorkerReport,
+    )
     from lockstitch.observe.explanation import Culprit, Explanation
     from lockstitch.observe.grouping import Job
     from lockstitch.observe.participants import Participant, Wait
@@ -262,22 +269,8 @@ def _participant_lines(one: Participant) -> Iterator[str]:
     yield f"  {where_it_stands(one)}"
     worker = one.worker
     if worker is not None:
-        yield from _few(
-            f"called {function_in_words(function)} on {to}, {_ages(calls)} ago: no answer yet"
-            for (function, to), calls in grouped(
-                ((call.function, call.to), call) for call in worker.calls
-            )
-        )
-        yield from _few(
-            f"serves {function_in_words(function)} for {caller}, since {_ages(calls)}: {where}"
-            for (function, caller, where), calls in grouped(
-                ((call.function, call.caller, _where(call)), call) for call in worker.serving
-            )
-        )
-        if worker.backlog:
-            yield f"  {worker.backlog} calls wait for a thread"
-    others = (*(() if worker is None else worker.waits), *one.process_waits)
-    yield from (f"  {each.what}{_since(each)}" for each in others)
+        yield from waits_in_words(worker)
+    yield from (f"  {each.what}{_since(each)}" for each in one.process_waits)
     for group in one.groups:
         where = f"group {group.name!r}, " if group.name else ""
         yield from (
@@ -287,11 +280,31 @@ def _participant_lines(one: Participant) -> Iterator[str]:
     yield from (f"  {gap}" for gap in (() if one.report is None else one.report.gaps))
 
 
+def waits_in_words(worker: WorkerReport) -> Iterator[str]:
+    """Yields what a worker waits for, and what it serves, a line each."""
+    yield from _few(
+        f"called {function_in_words(function)} on {to}, {_ages(calls)} ago: no answer yet"
+        for (function, to), calls in grouped(
+            ((call.function, call.to), call) for call in worker.calls
+        )
+    )
+    yield from _few(
+        f"serves {function_in_words(function)} for {caller}, since {_ages(calls)}: {where}"
+        for (function, caller, where), calls in grouped(
+            ((call.function, call.caller, where_served(call)), call) for call in worker.serving
+        )
+    )
+    if worker.backlog:
+        yield f"  {worker.backlog} calls wait for a thread"
+    yield from (f"  {each.what}{_since(each)}" for each in worker.waits)
+
+
 def _since(wait: OtherWait) -> str:
     return "" if wait.seconds is None else f", since {wait.seconds:.1f} s"
 
 
-def _where(call: ServedCall) -> str:
+def where_served(call: ServedCall) -> str:
+    """Returns at which line a call is, or that it is at none."""
     return _PARKED if call.at is None else f"{call.at}{_text(call.at)}"
 
 

@@ -9,18 +9,27 @@ where every other thread of a worker is blocked. A worker that does not answer i
 from __future__ import annotations
 
 import contextlib
+import inspect
+import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.presence import PRESENCE
-from lockstitch.errors import LockstitchError
+from lockstitch.attach.values import OtherWait, Question, WorkerReport
+from lockstitch.errors import LockstitchError, ProtocolError
 from lockstitch.ids import IdSource, WorkerId
 from lockstitch.inquiry import INQUIRY
-from lockstitch.observe.text import ages_in_words, grouped
-from lockstitch.runtime.functions import name_of
-from lockstitch.runtime.reports import begin_to_report
-from lockstitch.runtime.waits import WorkerWaits, look
-from lockstitch.runtime.worker import Worker, current_worker, has_current_worker
+from lockstitch.link.codec import Codec
+from lockstitch.observe.participants import function_in_words
+from lockstitch.observe.text import waits_in_words, where_served
+from lockstitch.runtime.reports import (
+    begin_to_report,
+    report_worker,
+    threads_that_wait,
+    what_is_called,
+)
+from lockstitch.runtime.worker import PROCESS, Worker, current_worker, has_current_worker
 from lockstitch.wire.messages import AskWaits, TellWaits
 
 if TYPE_CHECKING:
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from lockstitch.runtime.pending import Pending
 
 _CALLEE_SECONDS: Final = 0.25
+_REPORTS: Final = Codec(WorkerReport, complaint="this tells of no worker", by_name=True)
 
 
 class _Question:
@@ -36,13 +46,13 @@ class _Question:
     def __init__(self, asked: dict[WorkerId, str]) -> None:
         self._lock = threading.Lock()
         self._asked = asked
-        self.answers: list[WorkerWaits] = []
+        self.answers: list[WorkerReport] = []
         self.complete = threading.Event()
 
-    def answer(self, worker: WorkerId, waits: WorkerWaits) -> None:
+    def answer(self, worker: WorkerId, report: WorkerReport) -> None:
         with self._lock:
             if self._asked.pop(worker, None) is not None:
-                self.answers.append(waits)
+                self.answers.append(report)
             if not self._asked:
                 self.complete.set()
 
@@ -63,7 +73,7 @@ class WaitReports:
         worker.agent.handle(TellWaits, self._note)
         worker.agent.answers.explain_timeout = self._explain_timeout
 
-    def ask(self, timeout_seconds: float = 2.0) -> tuple[list[WorkerWaits], list[str]]:
+    def ask(self, timeout_seconds: float = 2.0) -> tuple[list[WorkerReport], list[str]]:
         """Returns what each worker waits for, by rank, and the names of those that did not
         answer."""
         agent = self._worker.agent
@@ -79,10 +89,7 @@ class WaitReports:
                     question.complete.wait(timeout_seconds)
         finally:
             del self._questions[identifier]
-        ranks = {info.name: info.id for info in agent.members()}
-        answers = sorted(
-            [look(self._worker), *question.answers], key=lambda each: ranks.get(each.name, -1)
-        )
+        answers = sorted([look(self._worker), *question.answers], key=lambda each: each.rank)
         return answers, question.silent()
 
     def _explain_timeout(self, callee: WorkerId, pending: Pending) -> str:
@@ -103,37 +110,46 @@ class WaitReports:
             del self._questions[identifier]
         if not question.answers:
             return f"nor does it say within {_CALLEE_SECONDS:g} s what it does"
-        return _what_becomes_of(name_of(pending.what), self._worker.name, question.answers[0])
+        function = what_is_called(pending, inspect.currentframe())
+        return _what_becomes_of(
+            function_in_words(function), self._worker.name, pending.number, question.answers[0]
+        )
 
     def _tell(self, sender: WorkerId, message: AskWaits) -> None:
         def tell() -> None:
-            waits = look(self._worker)
-            self._worker.agent.send(
-                sender,
-                TellWaits(message.question, waits.name, waits.calls, waits.serving, waits.others),
-            )
+            report = _REPORTS.encode(look(self._worker))
+            self._worker.agent.send(sender, TellWaits(message.question, report))
 
         self._worker.agent.spawn(tell)
 
     def _note(self, sender: WorkerId, message: TellWaits) -> None:
         question = self._questions.get(message.question)
         if question is not None:
-            question.answer(
-                sender, WorkerWaits(message.name, message.calls, message.serving, message.others)
-            )
+            with contextlib.suppress(ProtocolError):  # then it has not answered
+                question.answer(sender, _REPORTS.decode(message.report))
 
 
-def _what_becomes_of(function: str, caller: str, callee: WorkerWaits) -> str:
-    """What a callee does with a call of that function."""
-    its = [each for each in callee.serving if each[:2] == (caller, function)]
-    if its:
-        _caller, _function, seconds, where = max(its, key=lambda each: each[2])
-        return f"it has been running {function} for {seconds:.1f} s: {where}"
+def look(worker: Worker) -> WorkerReport:
+    """Returns what a worker waits for at this moment, and its process besides."""
+    frames = sys._current_frames()
+    report = report_worker(worker, Question(waits=True), frames, threads_that_wait(frames))
+    # A process has one worker of its own; those that tests have in it wait for nothing else.
+    beside = INQUIRY.lines() if worker is PROCESS.worker else None
+    return replace(report, waits=(*report.waits, *map(OtherWait, beside or ())))
+
+
+def _what_becomes_of(function: str, caller: str, number: int, callee: WorkerReport) -> str:
+    """What a callee does with the call of that number, which is one of `function`."""
+    for each in callee.serving:
+        if each.is_of(caller, number):
+            return f"it has been running {function} for {each.seconds:.1f} s: {where_served(each)}"
     if callee.serving:
-        _caller, other, seconds, where = max(callee.serving, key=lambda each: each[2])
+        count = sum(each.count for each in callee.serving)
+        oldest = max(callee.serving, key=lambda each: each.seconds)
         return (
-            f"it does not run {function} now; it serves {len(callee.serving)} others, {other} "
-            f"since {seconds:.1f} s: {where}"
+            f"it does not run {function} now; it serves {count} others, "
+            f"{function_in_words(oldest.function)} since {oldest.seconds:.1f} s: "
+            f"{where_served(oldest)}"
         )
     return f"it does not run {function} now: the answer was lost, or is on its way"
 
@@ -150,22 +166,9 @@ def explain_waits(timeout_seconds: float = 2.0) -> str:
         return INQUIRY.explain_alone()
     answers, silent = current_worker().service(WaitReports).ask(timeout_seconds)
     lines: list[str] = []
-    for waits in answers:
-        lines.append(f"{waits.name}: {'waits' if waits else 'waits for nothing'}")
-        lines += [
-            f"  called {function} on {to}, {ages_in_words(ages, len(ages))} ago: no answer yet"
-            for (to, function), ages in grouped(
-                ((to, function), seconds) for to, function, seconds in waits.calls
-            )
-        ]
-        lines += [
-            f"  serves {function} for {caller}, since {ages_in_words(ages, len(ages))}: {where}"
-            for (caller, function, where), ages in grouped(
-                ((caller, function, where), seconds)
-                for caller, function, seconds, where in waits.serving
-            )
-        ]
-        lines += [f"  {line}" for line in waits.others]
+    for report in answers:
+        found = list(waits_in_words(report))
+        lines += [f"{report.name}: {'waits' if found else 'waits for nothing'}", *found]
     lines += [f"{name}: did not answer within {timeout_seconds} s" for name in silent]
     return "\n".join(lines)
 

@@ -46,7 +46,6 @@ callbacks.py          what callbacks of a Future raise
 timer.py              deadlines and delayed work
 switching.py          how long a thread keeps the interpreter while others wait
 freed_memory.py       memory that torch frees stays for what it makes next
-waits.py              what this worker waits for
 observing.py          what calls note of themselves while somebody counts or records them
 reports.py            what the workers of this process tell somebody who looks on
 remote_errors.py      exceptions on their way back to the caller

@@ -134,7 +134,7 @@ def _calls(
     found = [
         PendingCall(
             to=channel.peer.name,
-            function=_what_is_called(pending, frames.get(waiting.get(id(pending), 0))),
+            function=what_is_called(pending, frames.get(waiting.get(id(pending), 0))),
             seconds=round(now - pending.since, 3),
             number=number,
             thread=waiting.get(id(pending), 0),
@@ -179,9 +179,9 @@ def _serving(worker: Worker, frames: Mapping[int, FrameType]) -> tuple[ServedCal
     )
 
 
-def _what_is_called(pending: Pending, innermost: FrameType | None) -> str:
-    """The function, or what one of ours does for the program, such as to call a method: that is
-    read off the stack of the thread that waits, too."""
+def what_is_called(pending: Pending, innermost: FrameType | None) -> str:
+    """Returns the function's name, or what one of ours does for the program, such as to call a
+    method: that is read off the stack of the thread that waits, too."""
     if hasattr(pending.what, "as_called"):
         for frame in frames_of(innermost) if innermost is not None else ():
             told = frame.f_locals if frame.f_code is Outgoing.call.__code__ else {}

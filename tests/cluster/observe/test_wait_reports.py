@@ -35,6 +35,11 @@ def _ask_the_next() -> int:
     return rpc.rpc_sync("worker2", _wait_for_the_test)
 
 
+class _Patient:
+    def rest(self) -> int:
+        return _wait_for_the_test()
+
+
 @rpc.functions.async_execution
 def _promise() -> torch.futures.Future[int]:
     future: torch.futures.Future[int] = torch.futures.Future()
@@ -88,7 +93,7 @@ def test_a_parked_request_says_that_it_is_parked(cluster: LocalCluster) -> None:
         text = lockstitch.explain_waits()
         _leave.set()
         assert [each.wait() for each in answers] == [2, 2]
-    (line,) = [each for each in text.splitlines() if "parked: it waits for a future" in each]
+    (line,) = [each for each in text.splitlines() if "it waits for a future" in each]
     assert "(2 times)" in line  # once for both
 
 
@@ -128,7 +133,13 @@ def test_a_call_whose_time_is_over_says_what_the_callee_does(
         with pytest.raises(RpcTimeoutError) as caught:
             wait() if wait else rpc.rpc_sync("worker1", _wait_for_the_test, timeout=0.3)
     assert "worker 'worker1' did not answer in time; it has been running " in str(caught.value)
-    assert str(caught.value).endswith("in _wait_for_the_test")
+    assert str(caught.value).endswith("in _wait_for_the_test: _leave.wait(60)")
+
+
+def test_a_method_whose_time_is_over_is_named(cluster: LocalCluster) -> None:
+    with cluster["worker0"].active(), pytest.raises(RpcTimeoutError) as caught:
+        rpc.remote("worker1", _Patient).rpc_sync(timeout=0.3).rest()
+    assert "it has been running the method rest for" in str(caught.value)
 
 
 def test_a_call_that_has_not_begun_in_time_says_what_keeps_the_callee(

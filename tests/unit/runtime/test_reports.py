@@ -12,6 +12,7 @@ from lockstitch.attach.sources import SOURCES
 from lockstitch.attach.values import Counter, OtherWait, Question
 from lockstitch.errors import RpcError
 from lockstitch.ids import WorkerId
+from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.reports import (
     _spans_of,
     begin_to_report,
@@ -92,6 +93,19 @@ def test_calls_that_hold_no_thread_are_told_as_one_by_caller_and_line() -> None:
         assert not served.is_of("another", messages[0].request)
         released.set()
         wait_until(lambda: not report_workers(WAITS)[0].serving)
+
+
+def test_a_thread_that_listens_passes_for_no_call() -> None:
+    with Stage() as stage:
+        stage.agent.outgoing.call_async(PEER, abs, (-1,), None, 0)
+        channel = stage.agent.peers.channel(PEER)
+        sleeper = Pending(None, None, None)
+        sleeper.is_shared = True
+        listening = Background(channel.wait_shared, sleeper)
+        wait_until(lambda: channel.outstanding == 2)
+        assert [each.function for each in report_workers(WAITS)[0].calls] == ["builtins:abs"]
+        sleeper.finish(None, None)
+        listening.result()
 
 
 def _parked() -> list[int]:

@@ -46,10 +46,7 @@ class AskWaits(Message):
 
 @kind(13)
 class TellWaits(Message):
-    """The sender waits for these; the fields are those of `runtime.waits.WorkerWaits`."""
+    """What the sender waits for, as `observe.wait_reports` writes it."""
 
     question: GlobalId
-    name: str
-    calls: tuple[tuple[str, str, float], ...]
-    serving: tuple[tuple[str, str, float, str], ...]
-    others: tuple[str, ...]
+    report: bytes
