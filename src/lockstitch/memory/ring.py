@@ -6,6 +6,7 @@ and back takes 1 µs.
 
     words   TAIL      how many bytes were put in                        written by the sender
             KNOCK     at which byte of the stream a knock lies (from 1)
+            SENT      how many bytes have been sent along the stream
             HEAD      how many bytes were taken out                     written by the receiver
             SLEEPS    whether the receiver has to be woken
             TAKEN     how many bytes of the stream were taken
@@ -16,6 +17,7 @@ The ring goes along a stream, which remains what one sleeps on, and both togethe
 by two rules. The sender puts something in only where the receiver has taken all that the stream has
 brought. And the receiver, when the stream has brought something, looks into the ring once more
 before it says so: what is there then is older, and nothing can have been added that is not.
+Who watches the ring need not look into the stream: `SENT` tells of what it brings.
 
 Nobody misses anything while falling asleep: that is the protocol of `doorbell`. A receiver is taken
 to sleep from the beginning, and whenever it does not look; then the sender leaves the ring alone.
@@ -46,6 +48,7 @@ IS_AVAILABLE: Final = STORES_ARE_ORDERED
 # The words of one writer share a cache line, and no other's.
 TAIL: Final = 0
 KNOCK: Final = 1
+SENT: Final = 2
 HEAD: Final = 8
 SLEEPS: Final = 9
 TAKEN: Final = 10
@@ -156,9 +159,11 @@ class RingReader(Ring):
         return bool(self.words[TAIL] != self.head)
 
     def watch(self, now: Callable[[], float], until: float) -> float:
-        """Looks until there is something in it, or it is that time; returns what time it is."""
+        """Looks until there is something in it, or in the stream as far as the sender says so, or it
+        is that time; returns what time it is."""
         words, head = self.words, self.head
-        while (time := now()) < until and words[TAIL] == head:
+        taken = words[TAKEN]
+        while (time := now()) < until and words[TAIL] == head and words[SENT] <= taken:
             pass
         return time
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockstitch.memory.ring import KNOCK, PLACE, TAIL, TAKEN, RingReader, RingWriter
+from lockstitch.memory.ring import KNOCK, PLACE, SENT, TAIL, TAKEN, RingReader, RingWriter
 from lockstitch.transport.base import SendTimeoutError
 from lockstitch.transport.stream import AT_ONCE, StreamConnection, as_connection_error, size_of
 
@@ -95,6 +95,8 @@ class RingStream(StreamConnection):
             raise
         if position != _UNKNOWN:
             self._sent = position + sum(sent)
+            if writer is not None:
+                writer.words[SENT] = self._sent
 
     def end_sending(self) -> None:
         self._writer = None

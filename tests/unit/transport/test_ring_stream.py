@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -46,6 +47,14 @@ def test_who_does_not_look_finds_it_in_the_stream(pair):
     assert pair.is_called
     assert not pair.far.has_left_over()
     assert pair.receive() == b"short"
+
+
+def test_who_watches_the_ring_hears_of_what_comes_by_the_stream(pair):
+    for _ in range(2):
+        pair.near.send([b"short"])  # nobody looks, so it takes the stream
+        assert pair.far.ring.watch(itertools.count().__next__, 90) == 0
+        assert pair.receive() == b"short"
+        assert pair.far.ring.watch(itertools.count().__next__, 90) == 90
 
 
 def test_answers_go_the_same_way():
