@@ -159,8 +159,8 @@ class RingReader(Ring):
         return bool(self.words[TAIL] != self.head)
 
     def watch(self, now: Callable[[], float], until: float) -> float:
-        """Looks until there is something in it, or in the stream as far as the sender says so, or it
-        is that time; returns what time it is."""
+        """Looks until something has come into it or along the stream, or it is that time; returns
+        what time it is."""
         words, head = self.words, self.head
         taken = words[TAKEN]
         while (time := now()) < until and words[TAIL] == head and words[SENT] <= taken:
