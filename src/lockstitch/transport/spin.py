@@ -8,15 +8,12 @@ look again and again. That pays only where an answer is near and the CPU is free
   `memory.waiting`); one spins only where waits of its kind have been short of late, and no longer
   than three times as long;
 - a peer that has just sent something is awake, on a CPU of its own: while that is so, the CPU is
-  kept, since two processes that yield to each other end up on the same one, and where others want
-  it too it would be lost for milliseconds. But only for about as long as such waits usually are:
-  after that the peer may have lost its CPU, or share this one. A peer that may be asleep is offered
-  the CPU between two looks from the start, for it may have to wake up on this one; so is everybody
-  while this process itself has several things to do;
-- a yield that took long has let somebody else run. Where that happens in one wait after the other,
-  the peer shares this CPU, and to sleep is quicker: for 1 ms, then 2, 4 … 16. After each such pause
-  one keeps the CPU for a while whatever it costs, which has the kernel move one of the two where
-  there is an idle CPU;
+  kept, since two processes that yield to each other end up on the same one, and where others
+  compute on it it would be lost for milliseconds. But only for about as long as such waits usually
+  are: after that the peer may have lost its CPU, or share this one. A peer that may be asleep is
+  offered the CPU between two looks from the start, for it may have to wake up on this one; so is
+  everybody while this process itself has several things to do, or others have wanted the CPU for a
+  moment of late (see `courtesy`);
 - a look that took over half a millisecond means that somebody else wants the GIL or the CPU: stop
   at once, and do not try again for 1 ms, then 2, 4 … 64; each success shortens that;
 - whoever spins looks now and then whether something else has come that this process should read,
@@ -35,6 +32,7 @@ from typing import TYPE_CHECKING
 from lockstitch.memory.doorbell import ASLEEP, AWAKE
 from lockstitch.memory.ring import SLEEPS
 from lockstitch.memory.waiting import DurationEstimate
+from lockstitch.transport.courtesy import LONG_YIELD_SECONDS, Courtesy
 from lockstitch.transport.stream import StreamConnection
 
 if TYPE_CHECKING:
@@ -59,14 +57,6 @@ _CHECK_SECONDS = 10e-6
 _AWAKE_SECONDS = 200e-6
 _LEAST_KEEP_SECONDS = 20e-6
 _MOST_KEEP_SECONDS = 150e-6
-# Who gets the CPU back only after so long has let somebody else run on it.
-_LONG_YIELD_SECONDS = 8e-6
-# So often in a row, and it is no accident.
-_LONG_YIELDS = 3
-# For so long after a pause nothing is concluded from that: two that share a CPU are only moved
-# apart when both want it for a while.
-_TRIAL_SECONDS = 3e-3
-_LONGEST_SHARING_PAUSE_SECONDS = 16e-3
 _SHARING_SECONDS = 5e-3
 # To ask where one is takes as long as a quick peer's answer takes to be read.
 _PLACE_SECONDS = 1e-3
@@ -80,7 +70,7 @@ class _Turn:
     back. Two threads that take it in the same instant do no harm, the slow look ends that.
     """
 
-    __slots__ = ("latest", "latest_since", "shares_until", "taken_until")
+    __slots__ = ("courtesy", "latest", "latest_since", "shares_until", "taken_until")
 
     def __init__(self) -> None:
         self.latest: object = None
@@ -89,6 +79,7 @@ class _Turn:
         self.taken_until = 0.0
         self.shares_until = 0.0
         """Until when this process is taken to have other things to do too."""
+        self.courtesy = Courtesy()
 
 
 _TURN = _Turn()
@@ -127,10 +118,6 @@ class Spinner:
         self._pause_seconds = _SHORTEST_PAUSE_SECONDS
         self._paused_until = 0.0
         self._awake_until = 0.0
-        self._has_shared = False
-        self._long_yields = 0
-        self._trial_until = 0.0
-        self._sharing_pause_seconds = _SHORTEST_PAUSE_SECONDS
 
     def __repr__(self) -> str:
         return f"<Spinner · waits of {self._waits_for.usual_seconds * 1e6:.0f} µs>"
@@ -204,7 +191,7 @@ class Spinner:
         usual: float,
     ) -> bool:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
-        before, ring = self._waits_since, None
+        before, ring, courtesy = self._waits_since, None, _TURN.courtesy
         # Who watches a ring keeps the GIL, which those may want soon who have received something
         # of late.
         if _TURN.latest is self and before > _TURN.latest_since + _SHARING_SECONDS:
@@ -212,8 +199,7 @@ class Spinner:
         check_at = before + _CHECK_SECONDS
         keeps = _TURN.shares_until < before < self._awake_until
         yield_at = before
-        has_yielded = False
-        if keeps:
+        if keeps and not courtesy.is_due(before):
             yield_at += min(_LEAST_KEEP_SECONDS + 2 * usual, _MOST_KEEP_SECONDS)
             if ring is not None:
                 before = ring.watch(now, before + _WATCH_SECONDS)
@@ -224,21 +210,16 @@ class Spinner:
             except BlockingIOError:
                 yields = before >= yield_at
                 if yields:
-                    has_yielded = True
                     yield_cpu()
             else:
-                if self._has_shared and not has_yielded:
-                    self._note_own_cpu()
                 return True
             after = now()
             if after - before > _LONGEST_LOOK_SECONDS:
                 self._paused_until = after + self._pause_seconds
                 self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
                 return False
-            if yields and keeps and after - before > _LONG_YIELD_SECONDS:
-                keeps = False  # once in each wait is enough
-                if self._shares_cpu(after):
-                    return self._look_once_more(connection, view, counts)
+            if yields and after - before > LONG_YIELD_SECONDS:
+                courtesy.note_long_yield(after)
             if after > deadline:
                 return False
             if after > check_at:
@@ -249,30 +230,6 @@ class Spinner:
             before = after
             if ring is not None and not yields:
                 before = ring.watch(now, after + _WATCH_SECONDS)
-
-    def _shares_cpu(self, now: float) -> bool:
-        """Somebody else has run on this CPU; True if that happens all the time. Then spinning
-        pauses."""
-        if now < self._trial_until:
-            return False
-        self._has_shared = True
-        self._long_yields += 1
-        if self._long_yields < _LONG_YIELDS:
-            return False
-        self._long_yields = 0
-        pause = self._sharing_pause_seconds
-        self._sharing_pause_seconds = min(2 * pause, _LONGEST_SHARING_PAUSE_SECONDS)
-        self._paused_until = now + pause
-        self._trial_until = now + pause + _TRIAL_SECONDS
-        return True
-
-    def _note_own_cpu(self) -> None:
-        """The peer has answered while this CPU was kept: it runs on another."""
-        self._long_yields = 0
-        self._sharing_pause_seconds /= 2
-        if self._sharing_pause_seconds <= _SHORTEST_PAUSE_SECONDS:
-            self._sharing_pause_seconds = _SHORTEST_PAUSE_SECONDS
-            self._has_shared = False
 
     def _look_once_more(self, connection: Connection, view: memoryview, counts: list[int]) -> bool:
         """Whoever has run on this CPU meanwhile may have been the peer."""

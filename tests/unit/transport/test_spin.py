@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from lockstitch.memory import ring
+from lockstitch.transport.courtesy import Courtesy
 from lockstitch.transport.memory import MemoryNetwork
 from lockstitch.transport.spin import _TURN, DurationEstimate, Spinner
 from lockstitch.transport.stream import StreamConnection
@@ -40,9 +41,9 @@ def pair():
 
 @pytest.fixture(autouse=True)
 def _nothing_else_to_do():
-    _TURN.shares_until = 0.0
+    _TURN.shares_until, _TURN.courtesy = 0.0, Courtesy()
     yield
-    _TURN.shares_until = 0.0
+    _TURN.shares_until, _TURN.courtesy = 0.0, Courtesy()
 
 
 def spin(spinner: Spinner, connection, counts: list[int] | None = None) -> bool:
@@ -173,57 +174,31 @@ class Shared:
         assert self.wait()
 
 
-def test_who_has_to_share_the_cpu_in_one_wait_after_the_other_spins_no_more(pair):
+def test_who_has_let_others_run_offers_the_cpu_from_the_start_for_a_while(pair):
     cpu = Shared(pair)
     cpu.wait_for_a_peer_that_runs_elsewhere()
-    assert [cpu.wait() for _ in range(3)] == [True, True, True]
-    assert cpu.offers == 3
-    assert not cpu.wait()
+    cpu.wait_for_a_peer_that_runs_elsewhere()
+    looks = []
+    for _ in range(2):
+        before = cpu.time.readings
+        assert cpu.wait()
+        looks.append(cpu.time.readings - before)
+    assert looks[0] - looks[1] > 15, "which are microseconds"
+    cpu.time.now += 6e-3
+    assert cpu.wait()
     assert cpu.offers == 3
 
 
 def test_others_than_the_peer_may_be_who_wants_it(pair):
     cpu = Shared(pair, answers=False)
     cpu.wait_for_a_peer_that_runs_elsewhere()
-    for _ in range(3):
-        assert not cpu.wait()
-        cpu.spinner.note_arrival()
-    offers = cpu.offers
-    cpu.near.send([b"x"])
-    assert not cpu.wait(), "it blocks at once"
-    assert cpu.offers == offers
-
-
-def test_an_accident_between_is_forgotten(pair):
-    cpu = Shared(pair)
-    for _ in range(9):
-        cpu.wait_for_a_peer_that_runs_elsewhere()
-        assert cpu.wait()
-        assert cpu.wait()
-
-
-def test_after_the_pause_it_spins_whatever_that_costs_for_a_while(pair):
-    cpu = Shared(pair)
-    cpu.wait_for_a_peer_that_runs_elsewhere()
-    assert all(cpu.wait() for _ in range(3))
-    cpu.time.now += 1e-3
-    assert all(cpu.wait() for _ in range(20))
-
-
-def test_the_pauses_grow_while_the_cpu_is_shared_and_shrink_when_it_is_not(pair):
-    cpu = Shared(pair)
-    pauses = []
-    for _ in range(6):
-        while cpu.wait():
-            pass
-        pauses.append(round((cpu.spinner._paused_until - cpu.time.now) * 1e3))
-        cpu.time.now = cpu.spinner._paused_until
-    assert pauses == [1, 2, 4, 8, 16, 16]
-    for _ in range(5):
-        cpu.wait_for_a_peer_that_runs_elsewhere()
-    while cpu.wait():
-        pass
-    assert round((cpu.spinner._paused_until - cpu.time.now) * 1e3) == 1
+    assert not cpu.wait()
+    cpu.spinner.note_arrival()
+    other = Spinner(now=cpu.time, yield_cpu=cpu.offer)
+    assert _TURN.courtesy.is_due(cpu.time.now), "of the whole process"
+    offers, began = cpu.offers, cpu.time.now
+    assert not spin(other, cpu.far)
+    assert cpu.offers - offers >= (cpu.time.now - began) / (25 * MICROSECOND)
 
 
 def test_the_pause_doubles_with_each_slow_look_and_successes_shorten_it_again(pair):
