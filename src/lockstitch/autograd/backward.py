@@ -82,7 +82,7 @@ class BackwardPass:
         self._lock = threading.Lock()
         self._sleepers: list[Pending] = []
         self._walking = threading.Lock()
-        self._entries: list[Entry] = []
+        self._entries: list[Entry] | None = None
         self._settled: set[GlobalId | None] = set()
         """The stitches for which gradients, or null tokens, have come."""
         self._inbox: list[Gradient] = []
@@ -148,24 +148,28 @@ class BackwardPass:
         return tasks
 
     def find_reach(self) -> Reach:
-        """The answer to the initiator's question. Walks the graph."""
-        for task in self._walk():
-            self._messaging.spawn(task)
+        """The answer to the initiator's question."""
+        with self._walking:
+            entries = self._find_entries()
         edges = () if self._selection is None else self._selection.edges
         chosen = {(edge.node, edge.output_nr) for edge in edges}
-        return find_reach(self._entries, RECEIVE_NODE, chosen)
+        return find_reach(entries, RECEIVE_NODE, chosen)
 
     def tell_reach(self) -> None:
-        """Sends that answer to the initiator."""
+        """Sends that answer to the initiator, and then walks: while that one puts the answers
+        together there is nothing else to do."""
         try:
             reach = self.find_reach()
+            with contextlib.suppress(LockstitchError):  # if the initiator is gone, so is the pass
+                self._conductor.send(
+                    self.options.initiator, AskedReach(self._context.id, self.options.id, *reach)
+                )
+            tasks = self._walk()
         except Exception as error:  # noqa: BLE001 - raised by `backward`, on the initiator
             self.abandon(error)
             return
-        with contextlib.suppress(LockstitchError):  # if the initiator is gone, so is the pass
-            self._conductor.send(
-                self.options.initiator, AskedReach(self._context.id, self.options.id, *reach)
-            )
+        for task in tasks:
+            self._messaging.spawn(task)
 
     @property
     def has_exchanged(self) -> bool:
@@ -227,18 +231,30 @@ class BackwardPass:
         with self._walking:
             if self._components is not None:
                 return []
-            sends = reversed(self._context.sends)
-            entries = [] if self._roots is None else [self._roots]
-            entries.extend(send.entry() for send in sends)
-            components = Components(find_components(entries, RECEIVE_NODE), self._settled)
+            components = Components(
+                find_components(self._find_entries(), RECEIVE_NODE), self._settled
+            )
             with self._lock:
                 if self._failure is not None:
                     return []
-                self._entries, self._components = entries, components
+                self._components = components
                 self._narrow(components)
                 inbox, self._inbox = self._inbox, []
                 tasks = [self._place(message) for message in inbox]
         return [task for task in tasks if task is not None]
+
+    def _find_entries(self) -> list[Entry]:
+        """Where gradients may enter: once for the whole pass, whatever is sent meanwhile. Who calls
+        it is `_walking`."""
+        entries = self._entries
+        if entries is None:
+            entries = [] if self._roots is None else [self._roots]
+            entries.extend([send.entry() for send in reversed(self._context.sends)])
+            with self._lock:
+                if self._failure is not None:
+                    return []
+                self._entries = entries
+        return entries
 
     # ------------------------------------------------------------ deciding (the lock is held)
 

@@ -98,6 +98,8 @@ class DistAutogradContext:
         """What the latest pass of each initiator wants here, where it does not want all."""
         self.runs = PassGate()
         self.failed_passes = 0
+        self.has_derivatives = False
+        """Whether a pass that this worker has conducted has left graphs of gradients."""
         self._replicas: Replicas | None = None
         self._sends: dict[GlobalId, Send] = {}
         self._receivers: set[WorkerId] = set()

@@ -61,14 +61,25 @@ class Initiator:
     _needs_parts = False
     _closure: Closure | None = None
     _silence = _SILENCE_SECONDS
+    roots_ask = False
+    """Whether the roots could not run before it was known who takes part."""
 
     def __init__(
-        self, worker: Participant, context: DistAutogradContext, options: PassOptions, sew: Sew
+        self,
+        worker: Participant,
+        context: DistAutogradContext,
+        options: PassOptions,
+        sew: Sew,
+        *,
+        asks_first: bool = False,
     ) -> None:
         self._worker = worker
         self._messaging = worker.agent
         self.context = context
         self.options = options
+        self.asks_first = (asks_first or options.selects) and not options.fast
+        """Whether somebody will need to know who takes part: then the others look at their graphs
+        while this worker walks its own."""
         self._lock = threading.Lock()
         self._listening = Listening(self._messaging)
         self._tasks: deque[Task] = deque()
@@ -110,9 +121,12 @@ class Initiator:
     def run(self, roots: Entry, gradients: Gradients) -> None:
         """Runs the pass; returns when it is finished on all workers, or raises its first error."""
         try:
+            if self.asks_first:
+                self._begin_to_ask()
             task = self.backward_pass.begin(roots, gradients)
-            if self.options.selects and not self.options.fast:
-                self._ask_reach()
+            self.roots_ask = task == self.need_parts
+            if self.asks_first:
+                self._ask_own_part()
             while task is not None or (task := self._next_task()) is not None:
                 task()
                 task = None
@@ -125,6 +139,7 @@ class Initiator:
             raise copy_of(self._error)
 
     def _end(self) -> None:
+        self.context.has_derivatives |= self.options.create_graph
         self.backward_pass.fail(DistAutogradError("the backward pass has ended"))
         self._listening.end(failed=self._error is not None)
         if self._error is not None:
@@ -279,14 +294,19 @@ class Initiator:
             self._ask([worker])
 
     def _ask_reach(self) -> None:
+        if self._begin_to_ask():
+            self._ask_own_part()
+
+    def _begin_to_ask(self) -> bool:
+        """Asks the other workers; False: they have been asked before."""
         with self._lock:
             if self._closure is not None:
-                return
+                return False
             self._closure = Closure(self._worker.id)
             self._asked |= self.context.workers | {self._worker.id}
             asked = list(self._asked)
         self._ask(asked)
-        self._ask_own_part()
+        return True
 
     def _ask(self, workers: Iterable[WorkerId]) -> None:
         options = self.options

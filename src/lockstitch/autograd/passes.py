@@ -44,6 +44,8 @@ class Passes:
         self._contexts = contexts
         self._stitcher = stitcher
         self._initiators: dict[GlobalId, Initiator] = {}
+        self._roots_ask = False
+        """Whether they had to in the last pass through graphs of gradients."""
         self._lock = threading.Lock()
         handle = self._messaging.handle
         handle(messages.Gradient, self._on_gradient)
@@ -77,7 +79,16 @@ class Passes:
     ) -> None:
         """Runs a pass from `roots` of this worker; returns when it is finished on all workers, or
         raises its first error."""
-        initiator = Initiator(self._worker, context, options, self._stitcher.sew)
+        # Graphs of gradients and those of what they are of meet in many components, so that often
+        # the roots have to know who takes part. A loop does the same again and again.
+        goes_through_both = context.has_derivatives
+        initiator = Initiator(
+            self._worker,
+            context,
+            options,
+            self._stitcher.sew,
+            asks_first=goes_through_both and self._roots_ask,
+        )
         with self._lock:
             if not context.add_pass(self._worker.id, initiator.backward_pass):
                 raise not_found(context.id)
@@ -89,6 +100,8 @@ class Passes:
             RECORDER.end(begun, "backward", f"backward pass of {context.id}", self._worker.name)
             with self._lock:
                 del self._initiators[options.id]
+            if goes_through_both and not options.selects:
+                self._roots_ask = initiator.roots_ask
 
     def fail_involving(self, worker: WorkerId, error: RpcError) -> None:
         """Fails all passes in which a worker takes part: what it had to say may never come."""

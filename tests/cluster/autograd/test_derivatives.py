@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lockstitch import autograd, optim, rpc
+from lockstitch.autograd.initiator import Initiator
 from lockstitch.errors import DistAutogradError, PeerDiedError
 from lockstitch.nn import RemoteModule
 from lockstitch.testing import Faults, LocalCluster
@@ -56,6 +57,32 @@ def test_a_gradient_penalty(cluster, mode):
         autograd.backward(context_id, [loss + (slope.norm() - 1) ** 2], mode=mode)
         found = gradients_of(cluster, context_id)
     assert_close([found[each] for each in (x, W, V)], list(expected))
+
+
+def test_a_loop_asks_before_it_walks_once_its_roots_had_to_know_who_takes_part(
+    cluster, monkeypatch
+):
+    firsts = []
+    run = Initiator.run
+
+    def note(self, *args):
+        if not self.options.selects:
+            firsts.append(self.asks_first)
+        run(self, *args)
+
+    monkeypatch.setattr(Initiator, "run", note)
+    x = leaf()
+    with cluster[0].active():
+        for _ in range(2):
+            with autograd.context() as context_id:
+                y = x
+                for _ in range(3):
+                    y = rpc.rpc_sync("worker1", weigh, args=(y,)).tanh()
+                (slope,) = autograd.grad(context_id, y.sum(), x, create_graph=True)
+                autograd.backward(context_id, [y.sum() + (slope.norm() - 1) ** 2])
+            with autograd.context() as context_id:
+                autograd.backward(context_id, [rpc.rpc_sync("worker1", weigh, args=(x,)).sum()])
+    assert firsts == [False, False, True, False]
 
 
 def weight():

@@ -337,7 +337,7 @@ def test_components_that_have_to_wait_do_so_in_one_run_which_begins_when_that_is
         bench.send(first, h * 3)
         bench.send(first + 1, h * 4)
     everything = {GlobalId(*ME, number): frozenset({0}) for number in (1, 2, 3, 4)}
-    bench.backward.find_reach()  # which walks
+    bench.backward._walk()
     (task,) = bench.backward.learn_parts(everything)
     task()
     for number in (4, 1, 3, 2):
@@ -419,13 +419,27 @@ def test_reach_and_standing_tell_of_this_part():
     assert bench.backward.status() == PassStatus(0, 0, False, ())
 
 
+def test_a_question_is_answered_before_the_walk_and_of_the_same_sends(monkeypatch):
+    bench = Bench()
+    x = shared(bench)
+    steps = []
+    monkeypatch.setattr(bench.conductor, "send", lambda *_: steps.append("answered"), raising=False)
+    monkeypatch.setattr(bench.backward, "_walk", lambda: steps.append("walked") or [])
+    bench.backward.tell_reach()
+    assert steps == ["answered", "walked"]
+    monkeypatch.undo()
+    bench.send(3, x * 4)  # meanwhile
+    bench.backward.tell_reach()
+    assert [entry.message.counter for entry in bench.backward._entries] == [2, 1]
+
+
 def test_the_walk_of_a_question_takes_the_gradients_along():
     bench = Bench()
     x = shared(bench)
     h = x * 2
     bench.send(3, h)
     assert bench.arrive(3) is not None  # nobody runs this task …
-    bench.backward.find_reach()  # … but this walks, and finds the gradient
+    bench.backward.tell_reach()  # … but this walks, and finds the gradient
     join_spawned()
     assert bench.context.gradients[x].tolist() == [2.0, 2.0]
 

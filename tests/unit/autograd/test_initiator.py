@@ -29,7 +29,7 @@ WAIT_SECONDS = 60
 class Played:
     """An initiator whose loss hangs on stitch 5 of `PEER`; it runs in a thread of its own."""
 
-    def __init__(self, fast=False, workers=(PEER,)):
+    def __init__(self, fast=False, workers=(PEER,), asks_first=False):
         office = SimpleNamespace(dead=set(), dropped=lambda to, message: True, spawn=self._spawn)
         self.dead = office.dead
         clerk = Clerk(office, ME)
@@ -41,7 +41,9 @@ class Played:
             self.context.involve(worker, ME)
         worker = SimpleNamespace(id=ME, name="worker0", agent=clerk, active=clerk.blocked)
         self.options = PassOptions(GlobalId(*ME, 3), FAST * fast)
-        self.initiator = Initiator(worker, self.context, self.options, lambda *_: None)
+        self.initiator = Initiator(
+            worker, self.context, self.options, lambda *_: None, asks_first=asks_first
+        )
         self.leaf = torch.ones((), requires_grad=True)
         self.error = None
         self.thread = threading.Thread(target=self._run)
@@ -207,6 +209,26 @@ def test_where_no_gradient_is_under_way_the_question_is_asked_at_once():
     played = Played()
     played.initiator.need_parts()
     assert isinstance(played.messages[0], AskReach)
+
+
+def test_a_question_that_will_be_asked_goes_out_before_the_walk():
+    played = Played(asks_first=True).start()
+    played.wait_for(Gradient)
+    assert isinstance(played.messages[0], AskReach)
+    played.initiator.take_reach(PEER, Reach((), ((FIVE, (b"",)),)))
+    played.wait_for(Parts)
+    played.initiator.need_parts()
+    played.initiator.report((), (FIVE,))
+    assert played.end() is None
+    assert len(played.wait_for(AskReach)) == 1
+
+
+def test_a_fast_pass_asks_nobody_first():
+    played = Played(fast=True, asks_first=True).start()
+    played.wait_for(Gradient)
+    played.initiator.report((), (FIVE,))
+    assert played.end() is None
+    assert not any(isinstance(each, AskReach) for each in played.messages)
 
 
 # ---------------------------------------------------------------- is a fast pass stuck?
