@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 _MAPS: Final = Path("/proc/self/maps")
 _ATTRIBUTE: Final = "_lockstitch_memory"
-# What is smaller is copied sooner than looked up.
+_SIGHTS: Final = "_lockstitch_small_sights"
+# What is smaller is copied sooner than looked up, unless it comes again and again.
 _LEAST_BYTES: Final = 1 << 18
+_MANY_SIGHTS: Final = 8
 
 
 class Sharing(enum.Enum):
@@ -50,6 +52,17 @@ def is_ours(tensor: torch.Tensor) -> bool:
         return True  # will be refused
     storage = tensor.untyped_storage()
     return bool(storage.resizable() and not storage.is_shared())
+
+
+def is_private(tensor: torch.Tensor) -> bool:
+    """Returns whether its memory is known to be this process's alone: ours, or looked up (that of a
+    tensor of which there is an array, say)."""
+    if tensor.layout is not torch.strided:
+        return True  # as above
+    storage: Any = tensor.untyped_storage()
+    if storage.resizable():
+        return not storage.is_shared()
+    return getattr(storage, _ATTRIBUTE, None) is Sharing.PRIVATE and not storage.is_shared()
 
 
 def declare_private(tensor: torch.Tensor) -> None:
@@ -97,7 +110,7 @@ def is_usual(request: Request) -> bool:
     if len(tensors) != 1 or not (outputs is tensors or outputs is None):
         return False
     (tensor,) = tensors
-    return tensor.is_cpu and tensor.is_contiguous() and is_ours(tensor)
+    return tensor.is_cpu and tensor.is_contiguous() and is_private(tensor)
 
 
 def must_be_copied(request: Request, rank: int) -> bool:
@@ -133,7 +146,7 @@ def check_writable(what: str, outputs: Iterable[torch.Tensor]) -> None:
     """Raises `ValueError` where a tensor lies in memory that may only be read: the kernel ends a
     process that writes there, or others read what is in an object store."""
     for tensor in outputs:
-        if is_ours(tensor) or not tensor.is_cpu or not tensor.numel():
+        if is_private(tensor) or not tensor.is_cpu or not tensor.numel():
             continue
         if sharing_of(tensor) is Sharing.READ_ONLY:
             raise ValueError(
@@ -145,11 +158,15 @@ def check_writable(what: str, outputs: Iterable[torch.Tensor]) -> None:
 
 def is_shared(tensor: torch.Tensor) -> bool:
     """Returns whether other processes may see or write a tensor's memory, as far as that matters:
-    what is small passes for shared sooner than it is looked up."""
+    what is small passes for shared sooner than it is looked up, the first few times."""
     if not tensor.is_cpu or is_ours(tensor):
         return False
-    if tensor.nbytes < _LEAST_BYTES and not hasattr(tensor.untyped_storage(), _ATTRIBUTE):
-        return True
+    storage: Any = tensor.untyped_storage()
+    if tensor.nbytes < _LEAST_BYTES and not hasattr(storage, _ATTRIBUTE):
+        sights = getattr(storage, _SIGHTS, 0) + 1
+        setattr(storage, _SIGHTS, sights)
+        if sights < _MANY_SIGHTS:
+            return True
     return sharing_of(tensor) is not Sharing.PRIVATE
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstitch.collectives import mappings
 from lockstitch.collectives.mappings import (
     OperationOnCopies,
     Sharing,
@@ -136,3 +137,17 @@ def test_memory_of_torch_needs_no_detour() -> None:
     assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor,), (tensor,), SUM), 1)
     assert not must_be_copied(Request(Kind.ALLREDUCE, "x", (tensor.to_sparse(),), None, SUM), 1)
     assert os.path.exists("/proc/self/maps")
+
+
+def test_small_memory_of_an_array_is_looked_up_when_it_comes_again_and_again() -> None:
+    tensor = torch.ones(10)
+    tensor.numpy()
+    sights = [mappings.is_shared(tensor) for _ in range(12)]
+    assert sights[0]
+    assert sights == sorted(sights, reverse=True)
+    assert not sights[-1]
+    assert mappings.is_private(tensor)
+    assert not mappings.is_ours(tensor)  # its address is known elsewhere
+    shared = torch.ones(10).share_memory_()
+    assert all(mappings.is_shared(shared) for _ in range(12))
+    assert not mappings.is_private(shared)
