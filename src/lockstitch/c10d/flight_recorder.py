@@ -7,11 +7,12 @@ by default, 0 for none. When a group ends with an error the last few are logged.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.attach.logs import ProcessLog
@@ -125,12 +126,16 @@ class Entry:
         return f"{self.callback or self.group.name}:{self.number % _FUTURES}"
 
 
+Repetition = tuple[Entry, int, float]
+"""Another operation like one before: that one, and what differs, its number and its time."""
+
+
 class FlightRecorder:
     """See the module. A process has one, `RECORDER`."""
 
     def __init__(self, size: int, now: Callable[[], float] = time.monotonic) -> None:
         self.is_on = size > 0
-        self._entries: deque[Entry] = deque(maxlen=size)
+        self._entries: deque[Entry | Repetition] = deque(maxlen=size)
         self._now = now
         self._told: weakref.WeakSet[GroupLabel] = weakref.WeakSet()
         os.register_at_fork(after_in_child=self.clear)
@@ -138,13 +143,21 @@ class FlightRecorder:
     def __repr__(self) -> str:
         return f"<FlightRecorder · {len(self._entries)} of {self._entries.maxlen} operations>"
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: Entry | Repetition) -> None:
         """Keeps it, in the place of the oldest."""
         self._entries.append(entry)
 
     def entries(self) -> list[Entry]:
         """Returns all of them, the oldest first."""
-        return list(self._entries)
+        return [_entry_of(each) for each in list(self._entries)]
+
+    def as_entry(self, repetition: Repetition) -> Entry:
+        """Keeps it as an entry from now on, which can be changed, and returns that."""
+        entry = _entry_of(repetition)
+        with contextlib.suppress(ValueError):  # it was dropped, or is not kept
+            self._entries.remove(repetition)
+            self._entries.append(entry)
+        return entry
 
     def clear(self) -> None:
         """Forgets them. A forked child has done none of it."""
@@ -178,6 +191,13 @@ class FlightRecorder:
             str(error),  # whoever keeps records would keep its frames, and so the group, alive
             "\n  ".join(last) or "none is recorded",
         )
+
+
+def _entry_of(each: Entry | Repetition) -> Entry:
+    if isinstance(each, Entry):
+        return each
+    like, number, submitted_at = each
+    return replace(like, number=number, submitted_at=submitted_at, has_failed=False)
 
 
 def recorder_size(environment: Mapping[str, str]) -> int:

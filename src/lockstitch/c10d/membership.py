@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lockstitch.attach.values import CollectiveWait
     from lockstitch.c10d.completions import Completions
-    from lockstitch.c10d.flight_recorder import GroupLabel
+    from lockstitch.c10d.flight_recorder import GroupLabel, Repetition
     from lockstitch.c10d.reports import Reports
     from lockstitch.collectives import Handle, Session, Stall
 
@@ -89,6 +89,14 @@ class Membership:
         if RECORDER.is_on:
             RECORDER.record(entry)
         return entry
+
+    def repeated(self, like: Entry, submitted_at: float) -> Repetition:
+        """Notes another collective like one that the program had submitted before."""
+        self.submitted = number = self.submitted + 1
+        repetition = (like, number, submitted_at)
+        if RECORDER.is_on:
+            RECORDER.record(repetition)
+        return repetition
 
     def recorded_message(self, name: str, tensor: torch.Tensor) -> Entry:
         """Notes a message that another library than the session brings. The caller sets its `work`

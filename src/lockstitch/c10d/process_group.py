@@ -28,9 +28,10 @@ from lockstitch.c10d.messages import Messages, only
 from lockstitch.c10d.open_groups import OPEN_GROUPS
 from lockstitch.c10d.outputs import Outputs
 from lockstitch.c10d.reduce_ops import reduction_of
+from lockstitch.c10d.repetitions import Repetitions
 from lockstitch.c10d.reports import Reports
 from lockstitch.c10d.works import NO_TIMEOUT, SessionWork
-from lockstitch.collectives import SessionOptions, open_session
+from lockstitch.collectives import Kind, SessionOptions, open_session
 from lockstitch.errors import CollectiveError, StalledError
 from lockstitch.modes import in_plain_modes
 
@@ -115,6 +116,7 @@ class ProcessGroup(_TorchGroup):
         self._completions = Completions(f"rank {session.rank} futures")
         reports = Reports(store, session.rank) if session.size > 1 else None
         self._group = Membership(session, label, self._completions, reports)
+        self._repetitions = Repetitions(self._group)
         self._messages: Messages | GlooMessages
         if session.has_pairs:
             self._messages = Messages(self._group)
@@ -232,6 +234,9 @@ class ProcessGroup(_TorchGroup):
         is summed or averaged."""
         mine = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         op = reduction_of(getattr(opts, "reduceOp", opts))
+        is_repeatable = len(mine) == 1 and not getattr(opts, "asyncOp", True)
+        if is_repeatable and self._repetitions.allreduce(mine[0], op, opts):
+            return None
         name = "all_reduce" if len(mine) == 1 else "all_reduce_coalesced"
         if sparse.is_sparse(mine):
             outputs = sparse.SparseOutputs(mine[0], op, self._session.names)
@@ -470,6 +475,8 @@ class ProcessGroup(_TorchGroup):
             except CollectiveError:
                 pass  # explained by the work
             else:
+                if request.kind is Kind.ALLREDUCE and not request.is_group and not callback:
+                    self._repetitions.learn(handle, entry)
                 return None
         return SessionWork(self._group, handle, entry, results, outputs or Outputs())
 

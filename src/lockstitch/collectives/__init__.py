@@ -8,7 +8,8 @@ A session's route: `session` → negotiation → a backend.
 - `requests`: what a rank asks for, and what the others must know of it
 - `checks`: what is wrong with a request whatever others do
 - `request_cache`: what stays the same each time a name is submitted
-- `handles`, `pending_operations`: operations under way on this rank
+- `handles`, `pending_operations`: operations under way on this rank;
+  `repeated`: one like another before
 - `process_sets`, `topology`: who takes part, and where everybody stands;
   `rank_names`: how the ranks are called in what people read
 - `events`: what a session tells those who look on

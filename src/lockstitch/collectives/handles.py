@@ -103,6 +103,13 @@ class Handle(Generic[T]):
             if self._signal is not None:
                 self._signal.set()
 
+    def clear(self) -> None:
+        """Holds nothing of an operation that is done any more, for another one like it."""
+        self._value = None
+        self.request.tensors = self.request.outputs = ()
+        if self._signal is not None:
+            self._signal = None
+
     def signal(self) -> threading.Event:
         """Something to wait on: set when the operation is done, or by `nudge`."""
         if self._signal is None:

@@ -47,8 +47,9 @@ class PendingOperations:
         self.clock = clock
         self.observers = Observers()
         self.submitted = self.completed = self.failed = self.tensor_bytes = 0
-        self._handles: dict[tuple[int, str], Handle[Any]] = {}
-        self.is_in_flight: Callable[[tuple[int, str]], bool] = self._handles.__contains__
+        self.handles: dict[tuple[int, str], Handle[Any]] = {}
+        """By process set and name."""
+        self.is_in_flight: Callable[[tuple[int, str]], bool] = self.handles.__contains__
         """Whether there is one, by process set and name."""
         self._broken: BaseException | None = None
         self.is_broken = False
@@ -62,7 +63,7 @@ class PendingOperations:
         self._next_look: defaultdict[Route | None, float] = defaultdict(lambda: first_look)
 
     def __len__(self) -> int:
-        return len(self._handles)
+        return len(self.handles)
 
     def give_up_after(self, seconds: float) -> None:
         """Says how long an operation may wait for other ranks from now on; 0: for ever."""
@@ -76,7 +77,7 @@ class PendingOperations:
     def begin(self, request: Request, cached: CachedRequest) -> Handle[Any]:
         """A handle for a new operation; `ValueError` when its name is in flight."""
         handle: Handle[Any] = Handle(request, cached, self._now())
-        if self._handles.setdefault(handle.key, handle) is not handle:
+        if self.handles.setdefault(handle.key, handle) is not handle:
             me = self.names.one(self.rank)
             raise ValueError(
                 f"{request.name!r} is in flight on {me} already: wait for its handle before "
@@ -92,16 +93,27 @@ class PendingOperations:
             self.tell(handle, Step.SUBMITTED)
         return handle
 
+    def resume(self, handle: Handle[Any]) -> None:
+        """Begins an operation by the handle of an earlier one like it, whose name is free."""
+        handle.is_done = handle.is_begun = False
+        handle.submitted_at = self._now()
+        self.handles[handle.key] = handle
+        if self._broken is not None:
+            self._forget(handle)
+            raise copy_of(self._broken)
+        self.submitted += 1
+        self.tensor_bytes += handle.cached.tensor_bytes
+
     def withdraw(self, request: Request, error: BaseException) -> None:
         """The submission of a request has failed. Where an interrupt came between `begin` and the
         backend nobody else knows of it: its name is free."""
-        handle = self._handles.get((request.process_set, request.name))
+        handle = self.handles.get((request.process_set, request.name))
         if handle is not None and handle.request is request and not handle.is_begun:
             self.fail(handle, error)
 
     def find(self, process_set: int, name: str) -> Handle[Any] | None:
         """The handle in flight under a name."""
-        return self._handles.get((process_set, name))
+        return self.handles.get((process_set, name))
 
     def note_ready(self, handle: Handle[Any]) -> None:
         """All ranks have submitted the operation: its work begins."""
@@ -113,7 +125,9 @@ class PendingOperations:
     def complete(self, handle: Handle[Any], value: object) -> None:
         """The operation is done, its name free."""
         try:
-            self._forget(handle)
+            self.handles.pop(handle.key, None)
+            if self._warned:
+                self._warned.discard(handle)
             self.completed += 1
             if self.observers.progress is not None:
                 self.tell(handle, Step.DONE)
@@ -144,7 +158,7 @@ class PendingOperations:
             if self._broken is None:
                 self._broken = error
                 self.is_broken = True
-            left = list(self._handles.values())
+            left = list(self.handles.values())
         for handle in left:
             self.fail(handle, error)
         if is_first and self.observers.ended is not None:
@@ -152,7 +166,7 @@ class PendingOperations:
 
     def all(self) -> list[Handle[Any]]:
         """Returns the handles of everything under way."""
-        return list(self._handles.values())
+        return list(self.handles.values())
 
     def tell(self, handle: Handle[Any], step: Step) -> None:
         """Tells the observer that an operation has reached a step."""
@@ -224,6 +238,6 @@ class PendingOperations:
         )
 
     def _forget(self, handle: Handle[Any]) -> None:
-        self._handles.pop(handle.key, None)
+        self.handles.pop(handle.key, None)
         if self._warned:
             self._warned.discard(handle)

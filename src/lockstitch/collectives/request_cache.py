@@ -29,12 +29,14 @@ class CachedRequest:
     __slots__ = (
         "description",
         "dtypes",
+        "is_forgotten",
         "key",
         "kind",
         "likeness",
         "name",
         "note",
         "number",
+        "quick",
         "shapes",
         "tensor_bytes",
     )
@@ -52,6 +54,10 @@ class CachedRequest:
         """Of all names that this rank knows, this one's."""
         self.note: Any = None
         """For the backend; None while it has not seen it."""
+        self.quick: Any = None
+        """A quicker way that the backend has found."""
+        self.is_forgotten = False
+        """Whether its number may stand for another one by now."""
 
 
 class RequestCache:
@@ -119,7 +125,9 @@ class RequestCache:
         """Names that are not in flight may be told anew when they come again."""
         for key in list(self._known):
             if not is_in_flight(key):
-                self._free.append(self._known.pop(key).number)
+                forgotten = self._known.pop(key)
+                forgotten.is_forgotten = True
+                self._free.append(forgotten.number)
         self._queued.clear()  # those in flight are not used again, and forgotten the next time
 
 

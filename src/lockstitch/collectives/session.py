@@ -41,6 +41,7 @@ from lockstitch.collectives.mappings import (
 )
 from lockstitch.collectives.operations import Awaited, Deferred, Operations
 from lockstitch.collectives.process_sets import ProcessSet, pair_id
+from lockstitch.collectives.repeated import Repeated
 from lockstitch.collectives.request_cache import RequestCache
 from lockstitch.collectives.requests import GLOBAL_SET, Kind, Request
 from lockstitch.collectives.staging import Staging, is_on_host
@@ -267,6 +268,10 @@ class Session(Operations):
             pending.withdraw(request, error)
             raise
         return handle
+
+    def repeated(self, first: Handle[Any]) -> Repeated:
+        """For operations like one that is done: of one tensor, in place, waited for at once."""
+        return Repeated(first, self._pending, self._submitting, self._backend)
 
     def poll(self, handle: Handle[Any]) -> bool:
         """Returns whether the operation is done; never waits."""

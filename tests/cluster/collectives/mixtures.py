@@ -46,6 +46,7 @@ class Mixture:
         self._everybody = list(range(size))
         # Most come one by one.
         ways = [self._one_by_one] * 6 + [self._of_other_kinds] * 3 + [self._between_two] * 2
+        ways += [self._in_order] * 2
         ways += [self._shuffled, self._in_threads, self._as_group, self._until_data_end]
         ways += [self._in_set, self._without_names]
         self._rounds = [
@@ -152,6 +153,13 @@ class Mixture:
     ) -> None:
         for each in ops:
             self._end(session, each, self._begin(session, each, "", own), own, self._everybody)
+
+    def _in_order(
+        self, session: Session, ops: list[Drawn], own: random.Random, _chosen: int
+    ) -> None:
+        handles = [(each, self._begin(session, each, each[0], own)) for each in ops]
+        for each, handle in own.sample(handles, len(handles)):
+            self._end(session, each, handle, own, self._everybody)
 
     def _shuffled(
         self, session: Session, ops: list[Drawn], own: random.Random, _chosen: int

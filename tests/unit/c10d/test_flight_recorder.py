@@ -56,6 +56,24 @@ def test_operation_is_under_way_while_the_session_has_that_very_one() -> None:
     assert not entry(group).is_under_way
 
 
+def test_a_repetition_is_told_as_an_entry_and_becomes_one() -> None:
+    session = Session()
+    first = entry(label(session), 3, at=1.0)
+    recorder = FlightRecorder(2)
+    for number in (4, 5, 6):
+        recorder.record((first, number, 1.0 + number))
+    assert [(each.number, each.submitted_at) for each in recorder.entries()] == [(5, 6.0), (6, 7.0)]
+    first.has_failed = True
+    kept = recorder.as_entry((first, 5, 6.0))
+    assert not kept.has_failed
+    kept.has_failed = True
+    assert [(each.number, each.has_failed) for each in recorder.entries()] == [
+        (6, False), (5, True),
+    ]  # fmt: skip
+    assert recorder.as_entry((first, 4, 5.0)).number == 4  # which is not kept any more
+    assert len(recorder.entries()) == 2
+
+
 def test_only_the_last_are_kept_and_told_with_their_age(caplog: pytest.LogCaptureFixture) -> None:
     session = Session()
     group = label(session)

@@ -4,7 +4,9 @@
 - `driving`: the threads that wait do the work, one at a time (`token`); a thread of its own does it
   for what nobody waits for (`background_driver`)
 - `open_sets`: all process sets of a rank; `log_negotiation`: one of them, by the logs of its ranks
-  (`log`; `publishing`: what this rank tells the others; `shortcut`: a small tensor that is alone)
+  (`log`; `publishing`: what this rank tells the others)
+- `shortcut`: small tensors that all ranks submit in one order, by way of `lanes`; `quick`: those
+  that come again
 - `performing`: the operations that all ranks are ready for
 - `operations`: how tensors move: `whole`, `in_place`, or in `rounds` (`in_chunks`, `moving`),
   chosen by `routes`

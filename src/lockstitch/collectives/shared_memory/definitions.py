@@ -15,7 +15,12 @@ from lockstitch.collectives.arithmetic import FOLDS, UNSCALED, Scale, result_sca
 from lockstitch.collectives.fusion import Layout, chunks
 from lockstitch.collectives.requests import Description, Kind, ReduceOp, dtype_named
 from lockstitch.collectives.shared_memory.log import NUMBERS
-from lockstitch.collectives.shared_memory.segment import SHORT_BYTES
+from lockstitch.collectives.shared_memory.segment import (
+    SHORT_BYTES,
+    SHORT_PLACES,
+    SMALL_BYTES,
+    SMALL_PLACES,
+)
 
 if TYPE_CHECKING:
     from lockstitch.collectives.fusion import Piece
@@ -63,6 +68,9 @@ class Definition:
         "is_short",
         "is_uniform",
         "item_sizes",
+        "lane_begin",
+        "lane_places",
+        "lane_stride",
         "layout",
     )
 
@@ -100,6 +108,13 @@ class Definition:
             and (reduction is None or reduction.prescale == 1.0)
         )
         """Whether it may take the shortcut."""
+        is_small = self.layout.size <= SMALL_BYTES
+        self.lane_places = SMALL_PLACES if is_small else SHORT_PLACES
+        """How many of it there is room for in a lane."""
+        self.lane_begin = 0 if is_small else SMALL_PLACES * SMALL_BYTES
+        """Where these places begin in a lane."""
+        self.lane_stride = SMALL_BYTES if is_small else SHORT_BYTES
+        """How far they are from each other."""
         self._scale: tuple[int, Scale] = (0, UNSCALED)
         self._views: dict[int, list[torch.Tensor]] = {}
         self._chunks: dict[int, list[tuple[Piece, ...]]] = {}

@@ -152,10 +152,12 @@ class Driver:
                 if back - yielded < _GIVEN_AWAY_SECONDS:
                     left -= back - yielded
                 begin = back
-            with sets.lock:
-                if sets.has_left:
-                    break
-                is_news = sets.turn()
+            is_news = False
+            if handle is None or sets.may_have_news(handle):
+                with sets.lock:
+                    if sets.has_left:
+                        break
+                    is_news = sets.turn()
             if handle.is_done if handle is not None else self._is_over(None):
                 return True
             has_looked = not is_news

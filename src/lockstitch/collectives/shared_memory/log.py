@@ -42,15 +42,20 @@ REDUCED: Final = 8
 RESIDENT: Final = 1 << 43
 """The flag of SUBMIT by which the place is that of the tensor itself, not of a copy."""
 SHORT: Final = 1 << 42
-"""The flag of SUBMIT by which the tensor lies in the rank's lane, in the place of that number, and
-the rank is done with all that it had submitted before (see `shortcut`)."""
+"""The flag of SUBMIT by which the tensor lies in the rank's lane, in the place of that number;
+nothing else that the rank had submitted before is under way but SHORTs, and these only with the
+next flag (see `shortcut`)."""
+QUEUED: Final = 1 << 41
+"""The flag of a SHORT before which others of the rank are under way."""
 BY_DEATH: Final = 1 << 43
 """The flag of LEAVE by which another rank has died."""
 PLACE_MASK: Final = (1 << 42) - 1
 NUMBERS: Final = 1 << 16
 SHORT_SUBMIT: Final = SUBMIT | SHORT << 20
-"""A SUBMIT with that flag, of number 0, in place 0."""
+"""A SUBMIT with the first of these flags, of number 0."""
+QUEUED_SUBMIT: Final = SHORT_SUBMIT | QUEUED << 20
 _SHORT_MASK: Final = 15 | SHORT << 20
+_QUEUED_MASK: Final = _SHORT_MASK | QUEUED << 20
 
 _MOST_REASON_BYTES: Final = 1024
 
@@ -63,6 +68,11 @@ def word(what: int, number: int = 0, argument: int = 0) -> int:
 def is_short(word: int) -> bool:
     """Whether it is a SUBMIT with the flag SHORT."""
     return word & _SHORT_MASK == SHORT_SUBMIT
+
+
+def is_queued(word: int) -> bool:
+    """Whether it is one with both flags."""
+    return word & _QUEUED_MASK == QUEUED_SUBMIT
 
 
 def definition(number: int, content: bytes) -> list[int]:

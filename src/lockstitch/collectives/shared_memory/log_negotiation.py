@@ -30,10 +30,12 @@ from lockstitch.collectives.outcomes import error_of
 from lockstitch.collectives.requests import Kind
 from lockstitch.collectives.shared_memory import log
 from lockstitch.collectives.shared_memory.definitions import Definitions, in_place_bytes_for
+from lockstitch.collectives.shared_memory.lanes import LANE_MASK, Lanes
 from lockstitch.collectives.shared_memory.log import LogReader, LogWriter, word
 from lockstitch.collectives.shared_memory.operations import NOWHERE, Part
 from lockstitch.collectives.shared_memory.performing import Performer
-from lockstitch.collectives.shared_memory.publishing import LogFullError, Publisher
+from lockstitch.collectives.shared_memory.publishing import Publisher
+from lockstitch.collectives.shared_memory.quick import quicken
 from lockstitch.collectives.shared_memory.routes import prepared
 from lockstitch.collectives.shared_memory.shortcut import NEWS, NOTHING, OTHERWISE, READY, Shortcut
 from lockstitch.collectives.shared_memory.whole import Whole
@@ -84,12 +86,12 @@ class LogNegotiation:
         self._tails, writer, self._readers = _open_logs(segment, process_set, rank)
         others = [each for each in process_set.ranks if each != rank]
         self._publisher = Publisher(writer, wakeups, others)
-        self._performer = Performer(process_set, rank, segment, arena, pending, self._publisher)
+        self._lanes = lanes = Lanes(process_set, rank, segment)
+        self._performer = Performer(process_set, segment, arena, pending, self._publisher, lanes)
         self._shortcut = Shortcut(
-            process_set, rank, segment, self._tails, self._readers, self._definitions
+            self._tails, self._readers, self._definitions, lanes, self._publisher
         )
-        self.is_changing = False
-        """Whether an interrupt now would leave the books in disorder."""
+        self._is_changing = False
         self._is_behind = False
         """Whether an interrupt has ended steps that are still to be done."""
         self._has_left = False
@@ -104,6 +106,11 @@ class LogNegotiation:
         return self._publisher.words_written
 
     @property
+    def is_changing(self) -> bool:
+        """Whether an interrupt now would leave the books in disorder."""
+        return self._is_changing or self._shortcut.is_changing
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing is under way that this rank has submitted."""
         return self._performer.is_idle and not self._announced
@@ -115,25 +122,38 @@ class LogNegotiation:
         one should look at the logs at once. Raises `ArenaFullError` or `LogFullError`, having
         done nothing, where there is no room yet."""
         cached = handle.cached
+        shortcut, quick, request = self._shortcut, cached.quick, handle.request
+        if (
+            quick is not None
+            and shortcut.handle is None
+            and not self.table.is_waiting
+            and self._is_alone()
+            and request.outputs is request.tensors
+            and not request.is_deferred
+            and quick.submit(shortcut, handle)
+        ):
+            return not self._end_quickly() and not request.is_awaited
         definition: Definition | None = cached.note
-        shortcut = self._shortcut
-        if shortcut.handle is not None:
-            self._look_down_shortcut()  # after which it may be over
+        place = -1
+        if definition is not None and definition.is_short and not request.is_deferred:
+            place = self._lanes.free_place(definition)
+        if shortcut.handle is not None and place < 0:
+            self._look_down_shortcut()  # after which all may be over
             if shortcut.handle is not None:
                 self._leave_shortcut()
-        if definition is not None and definition.is_short and self._is_alone(handle.request):
-            return self._take_shortcut(handle, definition)
-        if handle.request.kind is Kind.JOIN:
+        elif place >= 0 and (shortcut.handle is not None or self._is_alone()):
+            return self._take_shortcut(handle, cached.note, place)
+        if request.kind is Kind.JOIN:
             self._join(handle)
             return True
         introduction: list[int] = []
         if definition is None:
             definition = self._definitions.intern(cached.description.encode())
             introduction = log.definition(cached.number, definition.content)
-        self._check_room(len(introduction) + 1, handle.request)
+        self._check_room(len(introduction) + 1, request)
         performer = self._performer
         operation, place, flags = prepared(performer, handle, definition, self._in_place_bytes)
-        self.is_changing = True
+        self._is_changing = True
         offset = place - self._arena_begin if place != NOWHERE else 0
         if introduction:
             self._publisher.publish(*introduction)
@@ -144,7 +164,7 @@ class LogNegotiation:
         submitted = Submitted(self._rank, definition.description, part)
         if handle.request.is_deferred:
             self._announced.append(submitted)
-            self.is_changing = False
+            self._is_changing = False
             return False
         if self._announced:
             self._take_in_own()
@@ -160,7 +180,7 @@ class LogNegotiation:
 
     def _join(self, handle: Handle[Any]) -> None:
         self._check_room(1, handle.request)
-        self.is_changing = True
+        self._is_changing = True
         self._take_in_own()
         self._joining = handle
         now = time.monotonic_ns()
@@ -178,87 +198,109 @@ class LogNegotiation:
 
     # ------------------------------------------------------------ the shortcut
 
-    def _is_alone(self, request: Request) -> bool:
-        """Whether nothing else that this rank has submitted is under way."""
+    def has_news(self, handle: Handle[Any]) -> bool:
+        """Whether a look may find anything new for an operation (`OpenSets.may_have_news`)."""
+        shortcut = self._shortcut
+        return shortcut.handle is not handle or shortcut.has_news()
+
+    def _is_alone(self) -> bool:
+        """Whether nothing that this rank has submitted is under way."""
         table = self.table
         return (
-            bool(self._shortcut.lane.free)
-            and table.is_plain
+            table.is_plain
             and not (table.is_waiting and table.has_part(self._rank))
             and not self._performer.under_way
             and not self._announced
             and not self._is_behind
-            and not request.is_deferred
         )
 
-    def _take_shortcut(self, handle: Handle[Any], definition: Definition) -> bool:
+    def _take_shortcut(self, handle: Handle[Any], definition: Definition, number: int) -> bool:
         """Submits there, and looks whether all others have done so before; whether one should look
         at the logs at once."""
         shortcut = self._shortcut
-        word = shortcut.prepare(handle, definition)
-        self.is_changing = True
-        try:
-            number = self._publisher.publish_submission(word)
-        except LogFullError:
-            self.is_changing = False
-            raise
-        shortcut.begin(handle, definition, number)
-        self.is_changing = False
+        shortcut.submit(handle, definition, number)
         if self.table.is_waiting:
             self._leave_shortcut()
             return True
-        if self._look_down_shortcut() is None:
+        if not shortcut.has_news():
+            shortcut.is_fresh = False
+        elif self._look_down_shortcut() is None:
             return True
-        return shortcut.handle is not None and not handle.request.is_awaited
+        return not handle.request.is_awaited and shortcut.handle is not None
 
     def _leave_shortcut(self) -> None:
         """What is under way there goes on by the table, as if it had never been elsewhere."""
-        shortcut, performer = self._shortcut, self._performer
-        self.is_changing = True
-        handle, shortcut.handle = shortcut.handle, None
-        definition = shortcut.definition
-        assert handle is not None
-        assert definition is not None
-        operation = Whole(handle, definition)
-        operation.lane = shortcut.lane
-        operation.lane_place = shortcut.place
-        place = shortcut.place_of(self._rank, definition, shortcut.place)
-        part = Part(self._rank, definition, place, is_resident=False, is_short=True)
-        part.operation = operation
-        self._follow(self.table.handle(Submitted(self._rank, definition.description, part)))
+        performer = self._performer
+        self._is_changing = True
+        for handle, definition, serial, number in self._shortcut.leave():
+            place = self._lanes.own.place(definition, number)
+            self._lanes.own.hold(serial)
+            part = Part(self._rank, definition, place, is_resident=False, serial=serial)
+            part.operation = Whole(handle, definition)
+            self._follow(self.table.handle(Submitted(self._rank, definition.description, part)))
         if performer.under_way:
             performer.step_all()
         self._end_changes()
 
     def _look_down_shortcut(self) -> bool | None:
-        """Whether anything was new; None where the operation has gone to the table."""
+        """Whether anything was new; None where what waited there has gone to the table."""
         shortcut, is_news = self._shortcut, False
-        found = shortcut.look()
+        if shortcut.quick is not None and self._end_quickly():
+            return True
+        while (found := shortcut.look()) == READY:
+            is_news = True
+            if not self._end_first():
+                return None
+            if shortcut.handle is None:
+                return True
         if found == OTHERWISE and self._read():
             is_news = True
             if not self.table.is_waiting and self.table.is_plain:
                 found = shortcut.look()
             self._end_changes()
-        if found == READY:
-            assert shortcut.handle is not None
-            if not shortcut.is_ready:
-                shortcut.is_ready = True
-                self._pending.note_ready(shortcut.handle)
-            try:
-                result = shortcut.result()
-            except Exception:  # noqa: BLE001 - it is this rank's alone: raised there once more
-                self._leave_shortcut()
-                return None
-            self.is_changing = True
-            self._pending.complete(shortcut.end(), result)
-            self.is_changing = False
-            return True
+            if found == READY:
+                return True if self._end_first() else None
         if found == OTHERWISE or (
             found == NOTHING and shortcut.has_seen_some and self._is_far_behind()
         ):
             self._leave_shortcut()
             return None
         return is_news or found == NEWS
+
+    def _end_first(self) -> bool:
+        """All are ready for the first operation in the shortcut: it ends there; False where it
+        could not, and all have gone to the table."""
+        shortcut = self._shortcut
+        handle, definition = shortcut.handle, shortcut.definition
+        assert handle is not None
+        assert definition is not None
+        if not shortcut.is_ready:
+            shortcut.is_ready = True
+            self._pending.note_ready(handle)
+            if definition.has_single:
+                quicken(shortcut)
+        try:
+            result = shortcut.result()
+        except Exception:  # noqa: BLE001 - it is this rank's alone: raised there once more
+            self._leave_shortcut()
+            return False
+        self._is_changing = True
+        self._pending.complete(shortcut.end(), result)
+        self._is_changing = False
+        return True
+
+    def _end_quickly(self) -> bool:
+        """The same in fewer steps, if all are ready, for what was submitted so."""
+        shortcut, pending = self._shortcut, self._pending
+        quick = shortcut.quick
+        out = None if quick is None else quick.end(shortcut)
+        if out is None:
+            return False
+        handle = shortcut.note_end()
+        pending.note_ready(handle)
+        pending.complete(handle, [out] if handle.request.is_group else out)
+        shortcut.is_changing = False
+        return True
 
     # ------------------------------------------------------------ reading
 
@@ -272,18 +314,18 @@ class LogNegotiation:
             elif (is_new := self._look_down_shortcut()) is not None:
                 return is_new
         if self._publisher.backlog:
-            self.is_changing = True
+            self._is_changing = True
             self._publisher.flush()
-            self.is_changing = False
+            self._is_changing = False
         if self._is_behind:
             is_news = True
         if self._announced:
-            self.is_changing = is_news = True
+            self._is_changing = is_news = True
             self._take_in_own()
         if self._read(is_thorough=is_thorough):
             is_news = True
         if is_news:
-            self.is_changing = True
+            self._is_changing = True
             if self._performer.under_way:
                 self._performer.step_all()
             self._end_changes()
@@ -293,7 +335,7 @@ class LogNegotiation:
         # Without a call in between, so that no other interrupt can separate them.
         interrupt, self._performer.interrupt = self._performer.interrupt, None
         self._is_behind = interrupt is not None
-        self.is_changing = False
+        self._is_changing = False
         if interrupt is not None:
             raise interrupt
 
@@ -310,11 +352,10 @@ class LogNegotiation:
             for rank, index, reader in self._readers:
                 if tails[index] != reader.position and (
                     is_thorough
-                    or not log.is_short(reader.ring[reader.position % reader.size])
-                    or not self._can_wait(rank)
+                    or not self._can_wait(rank, reader.ring[reader.position % reader.size])
                     or self._is_far_behind()
                 ):
-                    self.is_changing = is_news = is_more = True
+                    self._is_changing = is_news = is_more = True
                     self._take_in(rank, reader, is_thorough)
         return is_news
 
@@ -326,16 +367,21 @@ class LogNegotiation:
                 return True
         return False
 
-    def _can_wait(self, rank: int) -> bool:
+    def _can_wait(self, rank: int, word: int) -> bool:
+        """Whether a word of that rank can be left in its log."""
         table = self.table
-        return table.is_plain and (not table.is_waiting or table.has_part(rank))
+        return (
+            log.is_short(word)
+            and table.is_plain
+            and (not table.is_waiting or (not log.is_queued(word) and table.has_part(rank)))
+        )
 
     def _take_in(self, rank: int, reader: LogReader, is_thorough: bool) -> None:
         words = reader.read()
         at = 0
         while at < len(words):
             each = words[at]
-            if at and not is_thorough and log.is_short(each) and self._can_wait(rank):
+            if at and not is_thorough and self._can_wait(rank, each):
                 reader.position -= len(words) - at
                 break
             what, number, argument = each & 15, (each >> 4) & 0xFFFF, each >> 20
@@ -364,11 +410,12 @@ class LogNegotiation:
 
     def _submitted(self, rank: int, number: int, argument: int) -> None:
         definition = self._definitions.of(rank, number)
-        offset = argument & log.PLACE_MASK
         if argument & log.SHORT:
-            place = self._shortcut.place_of(rank, definition, offset)
-            part = Part(rank, definition, place, False, True)
+            lane = self._lanes.of_rank[rank]
+            place = lane.place(definition, argument & LANE_MASK)
+            part = Part(rank, definition, place, False, lane.take())
         else:
+            offset = argument & log.PLACE_MASK
             place = self._arena_begins[rank] + offset if offset else NOWHERE
             part = Part(rank, definition, place, bool(argument & log.RESIDENT))
         self._current[rank, number] = part
@@ -394,9 +441,8 @@ class LogNegotiation:
                 handle, self._joining = self._joining, None
                 if handle is not None:
                     self._pending.complete(handle, instruction.last)
-            elif self._rank in instruction.parts:
-                operation = instruction.parts[self._rank].note.operation
-                performer.give_up(operation, error_of(instruction))
+            else:
+                performer.refuse(instruction.parts, error_of(instruction))
 
     # ------------------------------------------------------------ the end, and being asked
 
@@ -414,7 +460,7 @@ class LogNegotiation:
             return False
         self.advance(is_thorough=True)  # what it had told before
         if self.table.expects(rank):
-            self.is_changing = True
+            self._is_changing = True
             self._left(rank, reason, is_by_death=False)
             self._end_changes()
         return True

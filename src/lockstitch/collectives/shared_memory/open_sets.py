@@ -94,6 +94,15 @@ class OpenSets:
         """Tells the others of an operation; see `LogNegotiation.submit`. Holds the lock."""
         return self._open[handle.request.process_set].submit(handle)
 
+    def may_have_news(self, handle: Handle[Any]) -> bool:
+        """Whether a turn may find anything new, as far as can be told without the lock. Not where
+        `handle` is all that is under way, in the shortcut, and the first rank for which it waits
+        has told nothing."""
+        if len(self._pending.handles) != 1:
+            return True
+        found = self._open.get(handle.request.process_set)
+        return found is None or found.has_news(handle)
+
     def turn(self, *, is_thorough: bool = False) -> bool:
         """One look at all logs, under the lock; whether anything was new. Thoroughly: before the
         tables are asked what other ranks do."""

@@ -24,7 +24,6 @@ from lockstitch.collectives.arithmetic import rows_gathered, scaled_copy
 from lockstitch.collectives.copying import copy
 from lockstitch.collectives.outcomes import value_of
 from lockstitch.collectives.requests import Kind
-from lockstitch.collectives.shared_memory.segment import LANE_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,20 +66,6 @@ class OperationContext(Protocol):
         ...
 
 
-class Lane:
-    """Where one rank puts small tensors: the places in it that nobody reads (see `shortcut`)."""
-
-    def __init__(self) -> None:
-        self.free = list(range(LANE_PLACES - 1))
-        self._last = LANE_PLACES - 1
-
-    def settle(self, place: int) -> None:
-        """An operation of which the tensors lie in lanes on all ranks, on this one in that place,
-        has been found by all: nobody reads what the one before it had."""
-        self.free.append(self._last)
-        self._last = place
-
-
 class Part:
     """What one rank has logged of an operation."""
 
@@ -96,7 +81,7 @@ class Part:
         definition: Definition,
         place: int,
         is_resident: bool,
-        is_short: bool = False,
+        serial: int = -1,
     ) -> None:
         self.rank = rank
         self.definition = definition
@@ -106,8 +91,8 @@ class Part:
         self.whole_place = NOWHERE if definition.is_large and not is_resident else place
         """The place where a tensor lies as a whole, once it does."""
         self.is_resident = is_resident
-        self.is_short = is_short
-        """Whether it lies in the lane of its rank."""
+        self.serial = serial
+        """Which of all that its rank has put into its lane it is; negative: it lies elsewhere."""
 
 
 class Operation:
@@ -120,9 +105,6 @@ class Operation:
     """The position of this rank among the parts."""
     held: tuple[int, ...] = ()
     """The places in this rank's arena that are given back when all others are done."""
-    lane: Lane | None = None
-    """That of this rank, where its tensor lies there."""
-    lane_place = 0
     is_short = False
     """Whether the tensors of all ranks lie in lanes."""
     unread = 0

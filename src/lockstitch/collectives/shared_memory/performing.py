@@ -21,11 +21,12 @@ from lockstitch.collectives.shared_memory.routes import agreed
 from lockstitch.collectives.shared_memory.whole import Whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from lockstitch.collectives.negotiation import Perform
+    from lockstitch.collectives.negotiation import Perform, Submitted
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet
+    from lockstitch.collectives.shared_memory.lanes import Lanes
     from lockstitch.collectives.shared_memory.operations import Operation, Part
     from lockstitch.collectives.shared_memory.publishing import Publisher
     from lockstitch.collectives.shared_memory.segment import Segment
@@ -34,26 +35,27 @@ if TYPE_CHECKING:
 
 
 class Performer:
-    """Performs the operations of `process_set` on `rank`; it is their `OperationContext`."""
+    """Performs the operations of `process_set` on one rank; it is their `OperationContext`."""
 
     def __init__(
         self,
         process_set: ProcessSet,
-        rank: int,
         segment: Segment,
         arena: Arena,
         pending: PendingOperations,
         publisher: Publisher,
+        lanes: Lanes,
     ) -> None:
-        self.rank = rank
+        self.rank = rank = lanes.rank
         self.segment = segment
         self.chunk_bytes = chunk_bytes_for(process_set.size, segment.geometry.arena_bytes)
         self.ranks = process_set.ranks
-        self._position = process_set.position(rank)
+        self._position = lanes.position
         self._arena = arena
         self._arena_begin = segment.arena_begins[rank]
         self._pending = pending
         self._publisher = publisher
+        self._lanes = lanes
         self.under_way: list[Operation] = []
         self._still_read: set[Operation] = set()
         """Operations that are over for this rank, while others still read what it has put there."""
@@ -73,21 +75,20 @@ class Performer:
     def begin(self, ready: Perform) -> None:
         """Begins an operation that all ranks are ready for."""
         if self.rank not in ready.parts:  # it has joined, and the others go on without it
+            self._lanes.finish(each.note for each in ready.parts.values())
             return
         operation: Operation = ready.parts[self.rank].note.operation
         self._pending.note_ready(operation.handle)
         present: list[Part] = [each.note for each in ready.parts.values()]
         operation = agreed(operation, present)
         unread = -1  # this rank's own part is not done
+        short = 0
         for part in present:
             unread += not part.is_done
+            short += part.serial >= 0
             part.operation = operation
         operation.unread = unread
-        if operation.lane is not None:
-            operation.is_short = sum(part.is_short for part in present) == len(self.ranks)
-            if operation.is_short:
-                lane, operation.lane = operation.lane, None
-                lane.settle(operation.lane_place)
+        operation.is_short = short == len(self.ranks)
         parts: Sequence[Part | None] = present
         if len(present) < len(self.ranks):
             parts = [ready.parts[rank].note if rank in ready.parts else None for rank in self.ranks]
@@ -115,10 +116,14 @@ class Performer:
             if operation.unread == 0 and operation in self._still_read:
                 self._release(operation)
 
-    def give_up(self, operation: Operation, error: BaseException) -> None:
-        """Fails an operation that was never begun: the ranks do not agree about it."""
-        self._pending.fail(operation.handle, error)
-        self._release(operation)
+    def refuse(self, parts: Mapping[int, Submitted], error: BaseException) -> None:
+        """Fails an operation that was never begun, of which these are the parts: the ranks do not
+        agree about it."""
+        self._lanes.finish(each.note for each in parts.values())
+        if self.rank in parts:
+            operation: Operation = parts[self.rank].note.operation
+            self._pending.fail(operation.handle, error)
+            self._release(operation)
 
     def lose(self, rank: int, error: RankLostError) -> None:
         """That rank has left: what waits for more than it has told fails with `error`, and it
@@ -164,9 +169,10 @@ class Performer:
 
     def _keep_until_read(self, operation: Operation) -> None:
         """Ends this rank's part; what it has put there stays while others may still read it."""
+        self._lanes.finish(operation.present)
         if isinstance(operation, InPlace) or operation.is_short or not operation.request.tensors:
-            # Each reads its own part only, at the end; of what lies in lanes their ranks see it;
-            # or there is nothing to read.
+            # Each reads its own part only, at the end; of what lies in lanes others have just been
+            # told; or there is nothing to read.
             self._release(operation)
             return
         self._publisher.publish_word(
@@ -180,8 +186,6 @@ class Performer:
     def _release(self, operation: Operation) -> None:
         self._still_read.discard(operation)
         self.give_back(operation)
-        if operation.lane is not None:
-            operation.lane.free.append(operation.lane_place)
         operation.end()
 
     # ------------------------------------------------------------ for operations

@@ -61,13 +61,14 @@ class Publisher:
         if is_urgent:
             self._wakeups.wake(self._others)
 
-    def publish_submission(self, word: int) -> int:
-        """The same for one word that submits something, for which `check_room` may raise; returns
-        how much this rank has told by then."""
+    def publish_submission(self, word: int) -> bool:
+        """The same for one word that submits something; False, having done nothing, where
+        `check_room` would raise."""
         if self.backlog or not self._writer.append_if_room(word, _RESERVE_WORDS):
-            raise LogFullError
-        self._wakeups.wake(self._others)
-        return self._writer.written
+            return False
+        if self._wakeups.is_anyone_asleep():
+            self._wakeups.wake(self._others)
+        return True
 
     def publish_leave(self, reason: str, is_death: bool) -> None:
         """Tells, last of all, why this rank's session ends, and whether by another one's death."""

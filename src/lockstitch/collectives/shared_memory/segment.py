@@ -6,8 +6,8 @@ It is sparse: only what was touched takes memory. In it lie, one behind the othe
     sleepers          a word for each rank: whether it sleeps and wants to be woken
     places            a word for each rank: on which processor it waits
     control areas     for each process set and each pair of ranks: the tails, the words of results,
-                      the readers' cursors, the logs, and the lanes, in which small tensors lie (see
-                      `shortcut`)
+                      the readers' cursors, what they have finished, the logs, and the lanes, in
+                      which small tensors lie (see `lanes`)
     arenas            for each rank: its tensors
 """
 
@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
 SHORT_BYTES: Final = 1 << 16
 """Up to here a single tensor may take the shortcut."""
-LANE_PLACES: Final = 4
-"""For tensors; behind them is one for a result."""
-LANE_BYTES: Final = (LANE_PLACES + 1) * SHORT_BYTES
+SMALL_BYTES: Final = 1 << 12
+"""Up to here there are more places for it."""
+SMALL_PLACES: Final = 32
+SHORT_PLACES: Final = 4
+RESULTS_BEGIN: Final = SMALL_PLACES * SMALL_BYTES + SHORT_PLACES * SHORT_BYTES
+"""In a lane, behind the places for tensors; those for results are the same once more."""
+LANE_BYTES: Final = 2 * RESULTS_BEGIN
 _WORD: Final = 8
 _KEPT_TENSORS: Final = 4096
 
@@ -56,7 +60,8 @@ class Geometry:
 
     @property
     def cursors_bytes(self) -> int:
-        return _pages(self.ranks * self.ranks * _WORD)
+        """With the words of what is finished."""
+        return _pages(2 * self.ranks * self.ranks * _WORD)
 
     @property
     def control_bytes(self) -> int:
@@ -127,6 +132,10 @@ class Segment(Views):
         """How far each member has read the log of the `writer`th."""
         begin = self._control(set_id) + self.geometry.tails_bytes + writer * count * _WORD
         return self.words(begin, count)
+
+    def finished(self, set_id: int, writer: int, count: int) -> memoryview:
+        """How much each member has finished of what the `writer`th has put into its lane."""
+        return self.cursors(set_id, self.geometry.ranks + writer, count)
 
     def log(self, set_id: int, writer: int) -> memoryview:
         """The log of a process set's `writer`th member."""

@@ -33,7 +33,7 @@ class Roads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.short = self.tables = 0
-        end, handle = Shortcut.end, Negotiation.handle
+        end, handle = Shortcut.note_end, Negotiation.handle
 
         def ends(road: Shortcut) -> Handle[Any]:
             self.short += 1
@@ -43,7 +43,7 @@ class Roads:
             self.tables += type(event) is Submitted
             return handle(table, event)
 
-        monkeypatch.setattr(Shortcut, "end", ends)
+        monkeypatch.setattr(Shortcut, "note_end", ends)
         monkeypatch.setattr(Negotiation, "handle", handles)
 
     def taken(self) -> tuple[int, int]:
@@ -178,13 +178,13 @@ def test_what_differs_between_ranks_does_not_try_again(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
-    begin_shortcut = Shortcut.begin
+    start = Shortcut.start
 
-    def begins(road: Shortcut, *arguments: Any) -> None:
+    def starts(road: Shortcut, *arguments: Any) -> None:
         tried.append(1)
-        begin_shortcut(road, *arguments)
+        start(road, *arguments)
 
-    monkeypatch.setattr(Shortcut, "begin", begins)
+    monkeypatch.setattr(Shortcut, "start", starts)
 
     def run(session: Session) -> None:
         for seed in range(10):
@@ -233,15 +233,94 @@ def test_other_operations_in_between_leave_the_shortcut_open(ranks: Ranks, roads
     assert roads.taken() == (ranks.size, 0)
 
 
-def test_of_several_at_once_none_needs_the_shortcut(ranks: Ranks, roads: Roads) -> None:
+@pytest.mark.parametrize("count", [COUNT, 10_000])
+def test_several_at_once_in_one_order_need_no_table(ranks: Ranks, roads: Roads, count: int) -> None:
+    names = ["a", "b", "c"]
     for seed in range(8):
-        names = ["a", "b", "c"]
-        handles = [[begin(each, name, seed) for each in ranks.sessions] for name in names]
+        roads.taken()
+        if seed % 2:  # one rank after the other
+            by_rank = [[begin(s, name, seed, count) for name in names] for s in ranks.sessions]
+            handles = [list(each) for each in zip(*by_rank, strict=True)]
+        else:
+            handles = [[begin(s, n, seed, count) for s in ranks.sessions] for n in names]
+        assert not handles[-1][0].is_done or ranks.size == 1
         for each in handles:
-            check(ranks, each, seed)
+            check(ranks, each, seed, count)
+    assert roads.taken() == (len(names) * ranks.size, 0)
+
+
+def test_several_at_once_in_different_orders_go_by_the_table(ranks: Ranks, roads: Roads) -> None:
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        all_do(ranks, name, 0)
+    for seed in range(1, 30):
+        source = random.Random(seed)
+        orders = [source.sample(names, len(names)) for _ in ranks.sessions]
+        begun = [
+            {name: begin(session, name, seed) for name in order}
+            for session, order in zip(ranks.sessions, orders, strict=True)
+        ]
+        for name in names:
+            check(ranks, [each[name] for each in begun], seed)
     roads.taken()
-    all_do(ranks, "a", 8)
-    assert roads.taken() == (ranks.size, 0)
+    for seed in (30, 31):
+        all_do(ranks, "a", seed)
+    assert roads.taken() == (2 * ranks.size, 0)
+
+
+def test_ranks_that_wait_for_others_in_other_orders_all_get_on(ranks: Ranks) -> None:
+    """A SHORT behind another one can be what others wait for, while that other one cannot."""
+    for name in ("x", "y"):
+        all_do(ranks, name, 0)
+    first, *others = ranks.sessions
+    for seed in range(1, 4):
+        ahead = [begin(first, "y", seed), begin(first, "x", seed)]
+        large = [values(each.rank, seed, 300_000) for each in ranks.sessions]
+        rest = [
+            each.awaited.allreduce(mine, SUM, name="large")
+            for each, mine in zip(others, large[1:], strict=True)
+        ]
+        check(ranks, [ahead[1], *(begin(each, "x", seed) for each in others)], seed)
+        check(ranks, [ahead[0], *(begin(each, "y", seed) for each in others)], seed)
+        last = first.awaited.allreduce(large[0], SUM, name="large")
+        ranks.run(lambda s, last=last, rest=rest: s.wait([last, *rest][s.rank]))
+
+
+def test_more_at_once_than_lanes_have_places_for(ranks: Ranks, roads: Roads) -> None:
+    def run(session: Session) -> None:
+        for seed in range(3):
+            handles = [begin(session, f"x{number}", 100 * seed + number) for number in range(50)]
+            for number, handle in enumerate(handles):
+                parts = [values(rank, 100 * seed + number) for rank in range(ranks.size)]
+                assert torch.equal(session.wait(handle), folded(parts, ReduceOp.SUM, ranks.size))
+
+    ranks.run(run)
+    roads.taken()
+    all_do(ranks, "x0", 8)
+    all_do(ranks, "x0", 9)
+    assert roads.taken()[0] >= ranks.size
+
+
+def test_nothing_is_written_where_a_late_rank_still_reads(ranks: Ranks) -> None:
+    """Ranks that run ahead come around their lanes while one has not read what is there."""
+
+    def run(session: Session) -> None:
+        source = random.Random(session.rank)
+        under_way: list[tuple[int, Any]] = []
+        for seed in range(600):
+            mine = values(session.rank, seed, 700)
+            form = session if seed % 3 else session.awaited
+            under_way.append((seed, form.allreduce(mine, SUM, name=f"w{seed % 40}", output=mine)))
+            if session.rank == 1 and source.random() < 0.02:
+                threading.Event().wait(1e-3)
+            while len(under_way) > source.randrange(30):
+                seed, handle = under_way.pop(0)
+                parts = [values(rank, seed, 700) for rank in range(ranks.size)]
+                assert torch.equal(session.wait(handle), folded(parts, ReduceOp.SUM, ranks.size))
+        for _, handle in under_way:
+            session.wait(handle)
+
+    ranks.run(run)
 
 
 def test_an_operation_that_only_some_have_begun_there_ends_by_the_table(roads: Roads) -> None:

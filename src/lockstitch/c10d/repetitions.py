@@ -1,0 +1,61 @@
+"""Small reductions that a program waits for at once, and has done before: see `Repeated`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstitch.c10d.flight_recorder import RECORDER
+from lockstitch.c10d.futures import queue_of_callback
+from lockstitch.c10d.works import NO_TIMEOUT
+from lockstitch.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    import torch
+
+    from lockstitch.c10d.flight_recorder import Entry
+    from lockstitch.c10d.membership import Membership
+    from lockstitch.collectives import Handle, Reduction
+    from lockstitch.collectives.repeated import Repeated
+
+_MOST_BYTES: Final = 1 << 16
+_MOST_KNOWN: Final = 1 << 8
+
+
+class Repetitions:
+    """Those of one group."""
+
+    def __init__(self, group: Membership) -> None:
+        self._group = group
+        self._known: dict[Hashable, tuple[Repeated, Entry]] = {}
+
+    def allreduce(self, tensor: torch.Tensor, reduction: Reduction, opts: Any) -> bool:
+        """Reduces the tensor, if that is one of them; whether it was. Raises the errors of any
+        other reduction."""
+        known = self._known.get((tensor.shape, tensor.dtype, reduction))
+        if known is None or opts.timeout > NO_TIMEOUT or queue_of_callback():
+            return False
+        repeated, like = known
+        handle = repeated.begin(tensor)
+        if handle is None:
+            return False
+        repetition = self._group.repeated(like, handle.submitted_at)
+        try:
+            repeated.perform(handle)
+        except CollectiveError as error:
+            raise self._group.explained(error, RECORDER.as_entry(repetition)) from error
+        return True
+
+    def learn(self, handle: Handle[Any], entry: Entry) -> None:
+        """Takes note of a reduction of one tensor that was waited for at once, and is done."""
+        request = handle.request
+        if handle.cached.tensor_bytes > _MOST_BYTES or handle.route is not None:
+            return
+        tensor = request.tensors[0]
+        kind = (tensor.shape, tensor.dtype, request.reduction)
+        known = self._known.get(kind)
+        if known is None or known[0].is_forgotten:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[kind] = self._group.session.repeated(handle), entry
