@@ -10,7 +10,7 @@
 - `polling`: waiting for many sockets (epoll)
 - `waker`: waking who waits for one
 - `spin`: waiting for one, briefly, without going to sleep
-- `courtesy`: whether the CPU is offered to others meanwhile
+- `courtesy`: when the CPU is offered to others meanwhile, and when to sleep instead
 - `placement`: who waits on the processor of the other end goes elsewhere, and does not spin there
 - `memory`, `memory_streams`: the twin inside one process, with scripted faults
 """

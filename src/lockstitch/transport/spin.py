@@ -146,7 +146,12 @@ class Spinner:
             if self._placement.is_bound_beside(connection, start):
                 return False
             self._place_at = start + _PLACE_SECONDS
-        if usual > _SHORT_SECONDS or start < self._paused_until or start < _TURN.taken_until:
+        if (
+            usual > _SHORT_SECONDS
+            or start < self._paused_until
+            or start < _TURN.taken_until
+            or start < _TURN.courtesy.rests_until
+        ):
             return False
         seconds = _SHORTEST_SPIN_SECONDS + 3 * usual
         deadline = start + (seconds if seconds < _LONGEST_SPIN_SECONDS else _LONGEST_SPIN_SECONDS)
@@ -199,7 +204,7 @@ class Spinner:
         check_at = before + _CHECK_SECONDS
         keeps = _TURN.shares_until < before < self._awake_until
         yield_at = before
-        if keeps and not courtesy.is_due(before):
+        if keeps and before >= courtesy.offers_until:
             yield_at += min(_LEAST_KEEP_SECONDS + 2 * usual, _MOST_KEEP_SECONDS)
             if ring is not None:
                 before = ring.watch(now, before + _WATCH_SECONDS)

@@ -195,10 +195,14 @@ def test_others_than_the_peer_may_be_who_wants_it(pair):
     assert not cpu.wait()
     cpu.spinner.note_arrival()
     other = Spinner(now=cpu.time, yield_cpu=cpu.offer)
-    assert _TURN.courtesy.is_due(cpu.time.now), "of the whole process"
     offers, began = cpu.offers, cpu.time.now
     assert not spin(other, cpu.far)
     assert cpu.offers - offers >= (cpu.time.now - began) / (25 * MICROSECOND)
+    _TURN.courtesy.rests_until = cpu.time.now + 1e-3
+    cpu.near.send([b"x"])
+    assert not spin(other, cpu.far), "it blocks at once"
+    cpu.time.now += 1e-3
+    assert spin(other, cpu.far)
 
 
 def test_the_pause_doubles_with_each_slow_look_and_successes_shorten_it_again(pair):
