@@ -28,7 +28,7 @@ class Loopback(Channel):
         """`receive` takes what this worker sends to itself."""
         super().__init__(core, core.info, answers)
         self._lock = threading.Lock()
-        self._decoder = FrameDecoder(core.limits)
+        self._decoder: FrameDecoder | None = None
         self._receive = receive
 
     def transmit(self, message: Message, remaining_time: RemainingTime | None = None) -> None:
@@ -45,8 +45,11 @@ class Loopback(Channel):
 
     def _copy(self, message: Message, device_map: DeviceMap | None = None) -> Message:
         buffers = encode(message, self.core.limits, device_map=device_map)
-        decoder = self._decoder
         with self._lock:
+            # Who is struck by an interrupt leaves none: what is in it would be taken for the next.
+            decoder, self._decoder = self._decoder or FrameDecoder(self.core.limits), None
             for buffer in buffers:
                 decoder.feed(buffer)
-            return decoder.messages.popleft()
+            copied = decoder.messages.popleft()
+            self._decoder = decoder
+            return copied

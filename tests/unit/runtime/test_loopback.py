@@ -11,6 +11,7 @@ from lockstitch.errors import LocalProtocolError, RpcTimeoutError
 from lockstitch.ids import WorkerId
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.clock import ManualClock
+from lockstitch.wire.decoding import FrameDecoder
 from lockstitch.wire.frames import FrameLimits
 from lockstitch.wire.messages import ChildNoted
 from tests.unit.runtime.stage import Background, Stage, echo, wait_until
@@ -62,6 +63,24 @@ def test_message_beyond_the_limits_leaves_the_loop_usable() -> None:
         with pytest.raises(LocalProtocolError):
             stage.agent.outgoing.call(ME, echo, (torch.zeros(100_000),))
         assert stage.agent.outgoing.call(ME, echo, (1,)) == (1,)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_an_interrupt_in_the_midst_of_a_message_leaves_the_loop_usable(
+    monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    feed = FrameDecoder.feed
+
+    def be_struck(decoder: FrameDecoder, buffer: bytes) -> None:
+        feed(decoder, memoryview(buffer)[: len(buffer) * parts // 2])
+        raise KeyboardInterrupt
+
+    with Stage() as stage:
+        with monkeypatch.context() as patch:
+            patch.setattr(FrameDecoder, "feed", be_struck)
+            with pytest.raises(KeyboardInterrupt):
+                stage.agent.outgoing.call(ME, echo, (1,))
+        assert stage.agent.outgoing.call(ME, echo, (2,), None, 5) == (2,)
 
 
 def test_several_threads_wait_for_one_future() -> None:
