@@ -472,10 +472,11 @@ class ProcessGroupOperations:
         if broken is None:
             return error
         others = [rank for rank in process_set.ranks if rank != self._rank]
-        there = [rank for rank in others if self._found_at[rank][0] == broken["address"]]
+        at = self._found_at  # nobody, where it breaks before they have told each other
+        there = [rank for rank in others if rank in at and at[rank][0] == broken["address"]]
         if not there:
             return error
-        return self._cut_off(there, self._found_at[there[0]][1], broken[0])
+        return self._cut_off(there, at[there[0]][1], broken[0])
 
     def _cut_off(self, ranks: Sequence[int], place: str, why: object) -> CollectiveError:
         who = f"{self._names.in_words(ranks)}{f', on {place}' if place else ''}"

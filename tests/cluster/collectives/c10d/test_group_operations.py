@@ -82,6 +82,9 @@ def test_what_gloo_says_of_an_address_is_said_of_the_ranks_there() -> None:
     )
     assert type(reset) is CollectiveError
     assert type(unknown) is type(other) is RuntimeError
+    early = ProcessGroupOperations(1, store, "cpu")  # it has not heard where the others are
+    said = RuntimeError(text)
+    assert early._explained(said, pair) is said
 
 
 def test_operations_may_take_longer_than_connecting() -> None:
