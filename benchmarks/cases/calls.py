@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.cases.timing import Sample, timed
-from benchmarks.libraries import CALLEE, CALLER
+from benchmarks.libraries import CALLEE, CALLER, THIRD
 
 if TYPE_CHECKING:
     from benchmarks.libraries import Library
@@ -56,6 +56,17 @@ def call_echo_in_flight(library: Library, count: int) -> Sample:
         torch.futures.wait_all(calls)
 
     return timed(wave, count)
+
+
+def call_each_of_two(library: Library) -> Sample:
+    """Both at once."""
+
+    def each() -> None:
+        calls = [library.rpc.rpc_async(name, nothing) for name in (CALLEE, THIRD)]
+        for call in calls:
+            call.wait()
+
+    return timed(each)
 
 
 def call_often(rpc_module: str, to: str, times: int) -> None:

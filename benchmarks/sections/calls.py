@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cases import busy, calls, limits, nests, references
-from benchmarks.plan import Comparison, Section, Target, parameters
+from benchmarks.plan import TRIO, Comparison, Section, Target, parameters
 
 IN_FLIGHT = 64
 EXPECTED_TO_HANG_SECONDS = 3.0
@@ -35,6 +35,7 @@ CALLS = Section(
         Comparison(
             "both directions at once", calls.call_from_both_sides, Target(6.0), is_rate=True
         ),
+        Comparison("2 workers at once: no-op", calls.call_each_of_two, Target(0.5), setting=TRIO),
         Comparison("8 caller threads", calls.call_from_many_threads, Target(2.0), is_rate=True),
         Comparison("remote + to_here", references.make_and_fetch, Target(0.2), _TWO_TRIPS),
         Comparison(
