@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.c10d.flight_recorder import RECORDER
 from lockstitch.c10d.futures import queue_of_callback
-from lockstitch.c10d.works import NO_TIMEOUT
+from lockstitch.c10d.outputs import Outputs
+from lockstitch.c10d.works import NO_TIMEOUT, SessionWork
 from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from lockstitch.c10d.flight_recorder import Entry
+    from lockstitch.c10d.flight_recorder import Entry, Repetition
     from lockstitch.c10d.membership import Membership
     from lockstitch.collectives import Handle, Reduction
     from lockstitch.collectives.repeated import Repeated
@@ -37,14 +38,22 @@ class Repetitions:
         if known is None or opts.timeout > NO_TIMEOUT or queue_of_callback():
             return False
         repeated, like = known
-        handle = repeated.begin(tensor)
+        handle = repeated.next(tensor)
         if handle is None:
             return False
-        repetition = self._group.repeated(like, handle.submitted_at)
+        repetition: Repetition | None = None
         try:
+            if not repeated.begin(handle):
+                return False
+            repetition = self._group.repeated(like, handle.submitted_at)
             repeated.perform(handle)
-        except CollectiveError as error:
-            raise self._group.explained(error, RECORDER.as_entry(repetition)) from error
+        except BaseException as error:
+            repeated.withdraw(handle, error)
+            if repetition is not None and isinstance(error, CollectiveError):
+                entry = RECORDER.as_entry(repetition)  # the work explains it
+                SessionWork(self._group, handle, entry, [tensor], Outputs()).finish()
+            raise
+        repeated.keep(handle)
         return True
 
     def learn(self, handle: Handle[Any], entry: Entry) -> None:

@@ -74,7 +74,7 @@ def sharing_of(tensor: torch.Tensor) -> Sharing:
     """Returns what the kernel knows of a tensor's memory."""
     storage: Any = tensor.untyped_storage()
     known: Sharing | None = getattr(storage, _ATTRIBUTE, None)
-    if known is None:
+    if known is None or (known is Sharing.PRIVATE and storage.is_shared()):  # it has moved since
         begin = storage.data_ptr()
         known = found_in(_MAPS.read_text().splitlines(), begin, begin + storage.nbytes())
         setattr(storage, _ATTRIBUTE, known)

@@ -46,13 +46,14 @@ class Repeated:
         """Whether it will never be begun any more."""
         return self._cached.is_forgotten
 
-    def begin(self, tensor: torch.Tensor) -> Handle[Any] | None:
-        """The handle of the next one, which `perform` is to be called with; None, having done
-        nothing, where it must be submitted as any other: something else is under way, somebody
-        looks on, or the tensor is no ordinary one. Raises why nothing can begin any more."""
+    def next(self, tensor: torch.Tensor) -> Handle[Any] | None:
+        """A handle for the next one, to `begin` with; None where it must be submitted as any other:
+        something else is under way, somebody looks on, nothing can begin any more, or the tensor is
+        no ordinary one."""
         pending = self._pending
         if (
             pending.handles
+            or pending.is_broken
             or type(tensor) is not torch.Tensor
             or tensor.layout is not torch.strided
             or not tensor.is_cpu
@@ -65,31 +66,36 @@ class Repeated:
             or not are_plain()
         ):
             return None
-        with self._submitting:
-            if pending.handles or self._cached.is_forgotten:
-                return None
-            handle, self._spare = self._spare, None
-            if handle is None:
-                handle = Handle(replace(self._like), self._cached)
-            request = handle.request
-            request.tensors = request.outputs = (tensor,)
-            try:
-                pending.resume(handle)
-            except BaseException as error:
-                pending.withdraw(request, error)
-                raise
+        handle, self._spare = self._spare, None
+        if handle is None:
+            handle = Handle(replace(self._like), self._cached)
+        request = handle.request
+        request.tensors = request.outputs = (tensor,)
         return handle
 
+    def begin(self, handle: Handle[Any]) -> bool:
+        """Begins it, which `perform` goes on with; False, having done nothing, where something else
+        has begun meanwhile. Whatever is raised from here on until it is performed, an interrupt at
+        any call, too: `withdraw` comes then."""
+        with self._submitting:
+            if self._pending.handles or self._cached.is_forgotten:
+                return False
+            self._pending.resume(handle)
+        return True
+
     def perform(self, handle: Handle[Any]) -> None:
-        """Returns when it is done; raises its error. Nobody has the handle any more then."""
+        """Returns when it is done; raises its error."""
         backend = self._backend
-        try:
-            backend.submit(handle)
-        except BaseException as error:
-            self._pending.withdraw(handle.request, error)
-            raise
+        backend.submit(handle)
         if not handle.is_done:
             backend.wait(handle)
         handle.result()
+
+    def withdraw(self, handle: Handle[Any], error: BaseException) -> None:
+        """Nobody will ask for it any more. If the backend does not have it, it is over."""
+        self._pending.withdraw(handle.request, error)
+
+    def keep(self, handle: Handle[Any]) -> None:
+        """It has been performed, and nobody else has the handle: it is for another one."""
         handle.clear()
         self._spare = handle

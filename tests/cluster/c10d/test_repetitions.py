@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,33 @@ import torch
 
 from lockstitch.c10d.flight_recorder import RECORDER
 from lockstitch.collectives.repeated import Repeated
-from lockstitch.errors import CollectiveError
+from lockstitch.errors import CollectiveError, StalledError
 from tests.cluster.c10d.test_process_group import OP, Groups, options
+from tests.unit.wire.interrupts import interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZE = 3
+MODULES = tuple(
+    f"lockstitch.{name}"
+    for name in (
+        "c10d.flight_recorder",
+        "c10d.membership",
+        "c10d.repetitions",
+        "collectives.handles",
+        "collectives.pending_operations",
+        "collectives.repeated",
+        "collectives.shared_memory.backend",
+        "collectives.shared_memory.driving",
+        "collectives.shared_memory.lanes",
+        "collectives.shared_memory.log_negotiation",
+        "collectives.shared_memory.publishing",
+        "collectives.shared_memory.quick",
+        "collectives.shared_memory.shortcut",
+        "collectives.shared_memory.whole",
+    )
+)
 
 
 @pytest.fixture
@@ -96,3 +117,70 @@ def test_what_goes_wrong_is_explained(groups: Groups) -> None:
         groups.groups[0].allreduce([torch.ones(4)], options(is_async=False))
     (last,) = [each for each in RECORDER.entries() if each.group is groups.groups[0]._label][-1:]
     assert (last.number, last.state) == (3, "failed")
+
+
+def test_a_group_that_has_ended_says_so_as_ever(groups: Groups) -> None:
+    def run(group: Any, _: int) -> None:
+        for _ in range(2):
+            group.allreduce([torch.ones(4)], options(is_async=False))
+
+    groups.run(run)
+    groups.groups[0]._session.shutdown()
+    with pytest.raises(CollectiveError, match=r"rank 0 was in all_reduce, in group 'test'"):
+        groups.groups[0].allreduce([torch.ones(4)], options(is_async=False))
+
+
+def test_who_waits_in_vain_is_told_what_the_others_do(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(group: Any, _: int) -> None:
+        for _ in range(2):
+            group.allreduce([torch.ones(4)], options(is_async=False))
+
+    groups.run(run)
+    group = groups.groups[0]
+    monkeypatch.setattr(
+        group._group, "reports_of", lambda ranks: [f"rank {each} sleeps" for each in ranks]
+    )
+    group._session.give_up_after(0.1)
+    with pytest.raises(StalledError, match=r"(?s)operation 3 of.*rank 1 sleeps\n  rank 2 sleeps"):
+        group.allreduce([torch.ones(4)], options(is_async=False))
+
+
+def test_an_interrupt_anywhere_leaves_nothing_behind() -> None:
+    number, is_struck = 0, True
+    while is_struck:
+        with Groups("shared_memory", 2) as groups:
+            first, second = groups.groups
+            groups.run(lambda group, _: often(group))
+            session = first._session
+            while is_struck and not session._pending.is_broken:
+                number += 1
+                theirs = torch.full((4,), 2.0)
+                work = second.allreduce([theirs], options(is_async=True))
+                before = session.statistics().completed
+                with interrupted(number, *MODULES) as interrupter:
+                    once(first)
+                is_struck = interrupter.remaining <= 0
+                for _ in range(100):
+                    session._backend.advance()
+                assert not session.statistics().under_way, interrupter.where
+                if session._pending.is_broken:
+                    with contextlib.suppress(CollectiveError):  # unless rank 0 had told of it
+                        work.wait()
+                    continue
+                if session.statistics().completed == before:
+                    once(first)
+                work.wait()
+                assert theirs.tolist() == [3.0] * 4, interrupter.where
+    assert number > 30
+
+
+def once(group: Any) -> None:
+    mine = torch.ones(4)
+    group.allreduce([mine], options(is_async=False))
+
+
+def often(group: Any) -> None:
+    for _ in range(4):
+        once(group)

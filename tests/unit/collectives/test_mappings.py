@@ -151,3 +151,13 @@ def test_small_memory_of_an_array_is_looked_up_when_it_comes_again_and_again() -
     shared = torch.ones(10).share_memory_()
     assert all(mappings.is_shared(shared) for _ in range(12))
     assert not mappings.is_private(shared)
+
+
+@pytest.mark.parametrize("count", [10, 1 << 17])
+def test_what_is_shared_after_it_was_looked_up(count: int) -> None:
+    tensor = torch.from_numpy(np.ones(count))
+    assert not [mappings.is_shared(tensor) for _ in range(12)][-1]
+    tensor.share_memory_()
+    assert mappings.is_shared(tensor)
+    assert sharing_of(tensor) is Sharing.SHARED
+    assert not mappings.is_private(tensor)
