@@ -154,7 +154,8 @@ class FlightRecorder:
     def as_entry(self, repetition: Repetition) -> Entry:
         """Keeps it as an entry from now on, which can be changed, and returns that."""
         entry = _entry_of(repetition)
-        with contextlib.suppress(ValueError):  # it was dropped, or is not kept
+        # It was dropped, or is not kept, or another thread records something at this moment.
+        with contextlib.suppress(ValueError, IndexError):
             self._entries.remove(repetition)
             self._entries.append(entry)
         return entry

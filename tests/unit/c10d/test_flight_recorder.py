@@ -74,6 +74,26 @@ def test_a_repetition_is_told_as_an_entry_and_becomes_one() -> None:
     assert len(recorder.entries()) == 2
 
 
+def test_what_another_thread_records_meanwhile_is_no_error() -> None:
+    session = Session()
+    first = entry(label(session), 3)
+    recorder = FlightRecorder(9)
+
+    class Other:
+        """What takes a while to be compared."""
+
+        def __eq__(self, other: object) -> bool:
+            recorder.record(first)
+            return False
+
+        __hash__ = None  # type: ignore[assignment]
+
+    other: Any = Other()
+    recorder.record(other)
+    recorder.record((first, 4, 2.0))
+    assert recorder.as_entry((first, 4, 2.0)).number == 4
+
+
 def test_only_the_last_are_kept_and_told_with_their_age(caplog: pytest.LogCaptureFixture) -> None:
     session = Session()
     group = label(session)
