@@ -70,7 +70,7 @@ class _Turn:
     back. Two threads that take it in the same instant do no harm, the slow look ends that.
     """
 
-    __slots__ = ("courtesy", "latest", "latest_since", "shares_until", "taken_until")
+    __slots__ = ("latest", "latest_since", "shares_until", "taken_until")
 
     def __init__(self) -> None:
         self.latest: object = None
@@ -79,10 +79,10 @@ class _Turn:
         self.taken_until = 0.0
         self.shares_until = 0.0
         """Until when this process is taken to have other things to do too."""
-        self.courtesy = Courtesy()
 
 
 _TURN = _Turn()
+_COURTESY = Courtesy()
 
 
 def _never() -> bool:
@@ -150,7 +150,7 @@ class Spinner:
             usual > _SHORT_SECONDS
             or start < self._paused_until
             or start < _TURN.taken_until
-            or start < _TURN.courtesy.rests_until
+            or start < _COURTESY.rests_until
         ):
             return False
         seconds = _SHORTEST_SPIN_SECONDS + 3 * usual
@@ -196,7 +196,7 @@ class Spinner:
         usual: float,
     ) -> bool:
         receive_into, now, yield_cpu = connection.receive_into, self._now, self._yield_cpu
-        before, ring, courtesy = self._waits_since, None, _TURN.courtesy
+        before, ring = self._waits_since, None
         # Who watches a ring keeps the GIL, which those may want soon who have received something
         # of late.
         if _TURN.latest is self and before > _TURN.latest_since + _SHARING_SECONDS:
@@ -204,7 +204,7 @@ class Spinner:
         check_at = before + _CHECK_SECONDS
         keeps = _TURN.shares_until < before < self._awake_until
         yield_at = before
-        if keeps and before >= courtesy.offers_until:
+        if keeps and before >= _COURTESY.offers_until:
             yield_at += min(_LEAST_KEEP_SECONDS + 2 * usual, _MOST_KEEP_SECONDS)
             if ring is not None:
                 before = ring.watch(now, before + _WATCH_SECONDS)
@@ -224,7 +224,7 @@ class Spinner:
                 self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
                 return False
             if yields and after - before > LONG_YIELD_SECONDS:
-                courtesy.note_long_yield(after)
+                _COURTESY.note_long_yield(after)
             if after > deadline:
                 return False
             if after > check_at:

@@ -8,9 +8,8 @@ import socket
 import pytest
 
 from lockstitch.memory import ring
-from lockstitch.transport.courtesy import Courtesy
 from lockstitch.transport.memory import MemoryNetwork
-from lockstitch.transport.spin import _TURN, DurationEstimate, Spinner
+from lockstitch.transport.spin import _COURTESY, _TURN, DurationEstimate, Spinner
 from lockstitch.transport.stream import StreamConnection
 from lockstitch.transport.unix import UnixTransport
 from tests.unit.transport.rings import RingPair
@@ -41,9 +40,11 @@ def pair():
 
 @pytest.fixture(autouse=True)
 def _nothing_else_to_do():
-    _TURN.shares_until, _TURN.courtesy = 0.0, Courtesy()
+    _TURN.shares_until = 0.0
+    _COURTESY.__init__()
     yield
-    _TURN.shares_until, _TURN.courtesy = 0.0, Courtesy()
+    _TURN.shares_until = 0.0
+    _COURTESY.__init__()
 
 
 def spin(spinner: Spinner, connection, counts: list[int] | None = None) -> bool:
@@ -198,7 +199,7 @@ def test_others_than_the_peer_may_be_who_wants_it(pair):
     offers, began = cpu.offers, cpu.time.now
     assert not spin(other, cpu.far)
     assert cpu.offers - offers >= (cpu.time.now - began) / (25 * MICROSECOND)
-    _TURN.courtesy.rests_until = cpu.time.now + 1e-3
+    _COURTESY.rests_until = cpu.time.now + 1e-3
     cpu.near.send([b"x"])
     assert not spin(other, cpu.far), "it blocks at once"
     cpu.time.now += 1e-3
