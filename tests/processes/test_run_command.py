@@ -482,7 +482,7 @@ def test_sigusr1_at_any_moment_does_no_harm(tmp_path: Path, python: list[str]) -
         threading.Event().wait(0.001)
     assert launcher.communicate()[0].splitlines().count("[w0] done") == 1
     assert launcher.returncode == 0
-    assert asked > 10
+    assert asked >= 2
 
 
 def children_of(pid: int) -> list[int]:
