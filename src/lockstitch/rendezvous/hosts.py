@@ -89,10 +89,11 @@ def host_reached_at(addresses: Sequence[str]) -> str | None:
 def _remedy(addresses: Sequence[str]) -> str:
     if all(address.startswith(_UNIX) for address in addresses):
         return (
-            "it listens on unix sockets alone, since it was given no secret. Let `lockstitch "
-            "secret` make one, and give its file to the workers of all hosts in "
+            "it listens on unix sockets alone, as one does that was given no secret. Let "
+            "`lockstitch secret` make one, and give its file to the workers of all hosts in "
             "LOCKSTITCH_SECRET_FILE (or the secret itself in LOCKSTITCH_SECRET). Where it has one, "
-            'its transports leave out "tcp", or all meet at an address of loopback (MASTER_ADDR)'
+            'its transports leave out "tcp", or all meet at an address of loopback (MASTER_ADDR, '
+            "LOCKSTITCH_IFNAME)"
         )
     return (
         f"it listens at {list(addresses)}, which lead to its own host. LOCKSTITCH_ADDRESS and "
