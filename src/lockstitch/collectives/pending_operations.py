@@ -83,12 +83,7 @@ class PendingOperations:
                 f"{request.name!r} is in flight on {me} already: wait for its handle before "
                 "submitting it again, or use another name"
             )
-        # Looked at afterwards: whoever breaks the session off looks for handles afterwards.
-        if self._broken is not None:
-            self._forget(handle)
-            raise copy_of(self._broken)
-        self.submitted += 1
-        self.tensor_bytes += cached.tensor_bytes
+        self._count(handle)
         if self.observers.progress is not None:
             self.tell(handle, Step.SUBMITTED)
         return handle
@@ -98,6 +93,10 @@ class PendingOperations:
         handle.is_done = handle.is_begun = False
         handle.submitted_at = self._now()
         self.handles[handle.key] = handle
+        self._count(handle)
+
+    def _count(self, handle: Handle[Any]) -> None:
+        # Looked at afterwards: whoever breaks the session off looks for handles afterwards.
         if self._broken is not None:
             self._forget(handle)
             raise copy_of(self._broken)
@@ -125,9 +124,7 @@ class PendingOperations:
     def complete(self, handle: Handle[Any], value: object) -> None:
         """The operation is done, its name free."""
         try:
-            self.handles.pop(handle.key, None)
-            if self._warned:
-                self._warned.discard(handle)
+            self._forget(handle)
             self.completed += 1
             if self.observers.progress is not None:
                 self.tell(handle, Step.DONE)

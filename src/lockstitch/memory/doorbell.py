@@ -85,12 +85,6 @@ class Doorbell:
             pass
         return self._words[waiter]
 
-    def is_anyone_asleep(self) -> bool:
-        """Steps 2 and 3 for all waiters: whether any of them is to be woken."""
-        with self._fence:
-            pass
-        return any(self._words)
-
     def sleepers(self, waiters: Iterable[int]) -> list[int]:
         """Steps 2 and 3 for several waiters: those of them that are to be woken."""
         with self._fence:

@@ -106,12 +106,13 @@ def test_others_are_not(groups: Groups, performed: list[object]) -> None:
     assert not performed
 
 
-def test_what_goes_wrong_is_explained(groups: Groups) -> None:
-    def run(group: Any, _: int) -> None:
-        for _ in range(2):
-            group.allreduce([torch.ones(4)], options(is_async=False))
+def reduce_twice(group: Any, _: int) -> None:
+    for _ in range(2):
+        group.allreduce([torch.ones(4)], options(is_async=False))
 
-    groups.run(run)
+
+def test_what_goes_wrong_is_explained(groups: Groups) -> None:
+    groups.run(reduce_twice)
     groups.groups[1]._session.shutdown()
     with pytest.raises(CollectiveError, match=r"rank 0 was in all_reduce .*operation 3 of group"):
         groups.groups[0].allreduce([torch.ones(4)], options(is_async=False))
@@ -120,11 +121,7 @@ def test_what_goes_wrong_is_explained(groups: Groups) -> None:
 
 
 def test_a_group_that_has_ended_says_so_as_ever(groups: Groups) -> None:
-    def run(group: Any, _: int) -> None:
-        for _ in range(2):
-            group.allreduce([torch.ones(4)], options(is_async=False))
-
-    groups.run(run)
+    groups.run(reduce_twice)
     groups.groups[0]._session.shutdown()
     with pytest.raises(CollectiveError, match=r"rank 0 was in all_reduce, in group 'test'"):
         groups.groups[0].allreduce([torch.ones(4)], options(is_async=False))
@@ -133,11 +130,7 @@ def test_a_group_that_has_ended_says_so_as_ever(groups: Groups) -> None:
 def test_who_waits_in_vain_is_told_what_the_others_do(
     groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(group: Any, _: int) -> None:
-        for _ in range(2):
-            group.allreduce([torch.ones(4)], options(is_async=False))
-
-    groups.run(run)
+    groups.run(reduce_twice)
     group = groups.groups[0]
     monkeypatch.setattr(
         group._group, "reports_of", lambda ranks: [f"rank {each} sleeps" for each in ranks]

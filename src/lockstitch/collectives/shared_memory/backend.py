@@ -49,7 +49,7 @@ class SharedMemoryBackend:
         self._segment = Segment(known.segment, geometry)
         known.close_segment()
         self._arena = Arena(geometry.arena_bytes)
-        self._sleepers = sleepers = self._segment.sleepers()
+        sleepers = self._segment.sleepers()
         self._wakeups = Wakeups(rank, known, sleepers)
         self._sets = OpenSets(rank, self._segment, self._arena, pending, self._wakeups)
         spreading = Spreading(rank, self._segment.places(), sleepers)
@@ -94,7 +94,7 @@ class SharedMemoryBackend:
                 is_told = True
                 if should_look:
                     sets.turn()
-                if self._sleepers[self._rank]:
+                if self._wakeups.is_asleep:
                     self._wakeups.wake_own()  # what the sleeper waits for may be done now
             except LogFullError:
                 return False

@@ -66,8 +66,7 @@ class Publisher:
         `check_room` would raise."""
         if self.backlog or not self._writer.append_if_room(word, _RESERVE_WORDS):
             return False
-        if self._wakeups.is_anyone_asleep():
-            self._wakeups.wake(self._others)
+        self._wakeups.wake(self._others)
         return True
 
     def publish_leave(self, reason: str, is_death: bool) -> None:

@@ -21,7 +21,6 @@ from lockstitch.collectives.shared_memory.lanes import LANE_MASK
 from lockstitch.collectives.shared_memory.segment import RESULTS_BEGIN
 from lockstitch.collectives.shared_memory.whole import reduced
 from lockstitch.copying import MEMORY
-from lockstitch.fences import STORES_ARE_ORDERED, Fence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,7 +85,6 @@ class Quick:
         """Whether the last rank leaves its result for the others."""
         self.version = shortcut.version
         """Another one, and this is not used any more."""
-        self._fence = Fence()
 
     def submit(self, shortcut: Shortcut, handle: Handle[Any]) -> bool:
         """Submits an operation in place, of a rank that has nothing under way; whether that could
@@ -132,14 +130,8 @@ class Quick:
             out = self._result(shortcut)
         except Exception:  # noqa: BLE001 - raised once more where it is told
             return None
-        if not STORES_ARE_ORDERED:
-            self._fence()
-        me = self._me
         shortcut.is_changing = True
-        for _, reader, lane, _, _ in others:
-            reader.position += 1
-            lane.finished[me] = lane.taken = lane.taken + 1
-        self._lanes.own.finished[me] = shortcut.serial + 1
+        shortcut.finish()
         return out
 
     def _result(self, shortcut: Shortcut) -> torch.Tensor:

@@ -256,8 +256,8 @@ class Shortcut:
             self._fence()
         self.results[self._position] = self.serial + 1
 
-    def end(self) -> Handle[Any]:
-        """The first operation is done; returns its handle. The next one takes its place."""
+    def finish(self) -> None:
+        """Tells the others that this rank reads nothing any more of the first operation."""
         if not STORES_ARE_ORDERED:
             self._fence()
         me = self._position
@@ -266,6 +266,10 @@ class Shortcut:
             lane = other.lane
             other.finished[me] = lane.taken = lane.taken + 1
         self._own.finished[me] = self.serial + 1
+
+    def end(self) -> Handle[Any]:
+        """The first operation is done; returns its handle. The next one takes its place."""
+        self.finish()
         return self.note_end()
 
     def note_end(self) -> Handle[Any]:

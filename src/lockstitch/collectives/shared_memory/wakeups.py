@@ -28,8 +28,6 @@ class Wakeups:
         self._rank = rank
         self._known = known
         self._doorbell = Doorbell(sleepers)
-        self.is_anyone_asleep = self._doorbell.is_anyone_asleep
-        """Whether `wake` may find somebody, asked after something was written."""
         self._poll = select.poll()
         self._poll.register(known.eventfds[rank], select.POLLIN)
         self._pidfds = {fd: each for each, fd in enumerate(known.pidfds) if each != rank}

@@ -141,15 +141,7 @@ def reduced(
     definition: Definition, request: Request, tensors: Sequence[torch.Tensor], set_size: int
 ) -> torch.Tensor:
     """The result of an allreduce of one tensor, from those of all ranks that take part."""
-    out = request.outputs[0] if request.outputs is not None else outputs_of(request)[0]
-    combine, count = definition.fold, len(tensors)
-    if count > 1:
-        combine(tensors[0], tensors[1], out=out)
-        if count > 2:
-            for part in tensors[2:]:
-                combine(out, part, out=out)
-    elif out is not tensors[0]:
-        out.copy_(tensors[0])
+    out = fold(definition.fold, tensors, output_of(request))
     scale = definition.scale(set_size)
     if scale is not UNSCALED:
         scale.apply_(out)
