@@ -26,7 +26,6 @@ from lockstitch.observe.text import waits_in_words, where_served
 from lockstitch.runtime.reports import (
     begin_to_report,
     report_worker,
-    threads_that_wait,
     what_is_called,
 )
 from lockstitch.runtime.worker import PROCESS, Worker, current_worker, has_current_worker
@@ -131,8 +130,7 @@ class WaitReports:
 
 def look(worker: Worker) -> WorkerReport:
     """Returns what a worker waits for at this moment, and its process besides."""
-    frames = sys._current_frames()
-    report = report_worker(worker, Question(waits=True), frames, threads_that_wait(frames))
+    report = report_worker(worker, Question(waits=True), sys._current_frames())
     # A process has one worker of its own; those that tests have in it wait for nothing else.
     beside = INQUIRY.lines() if worker is PROCESS.worker else None
     return replace(report, waits=(*report.waits, *map(OtherWait, beside or ())))

@@ -73,25 +73,21 @@ class Differentiating(Protocol):
 def report_workers(question: Question) -> list[WorkerReport]:
     """Returns what each worker of this process that was not closed tells."""
     frames = sys._current_frames() if question.waits else {}
-    waiting = threads_that_wait(frames)
     return [
-        report_worker(worker, question, frames, waiting)
+        report_worker(worker, question, frames)
         for worker in sorted(living_workers(), key=lambda each: each.id)
     ]
 
 
 def report_worker(
-    worker: Worker,
-    question: Question,
-    frames: Mapping[int, FrameType],
-    waiting: Mapping[int, int],
+    worker: Worker, question: Question, frames: Mapping[int, FrameType]
 ) -> WorkerReport:
-    """Returns what one worker tells. `waiting`: which thread waits for the `Pending` of an `id`."""
+    """Returns what one worker tells. `frames`: the innermost of each thread."""
     services = worker.services()
     return WorkerReport(
         name=worker.name,
         rank=worker.id.rank,
-        calls=_calls(worker, frames, waiting) if question.waits else (),
+        calls=_calls(worker, frames) if question.waits else (),
         serving=_serving(worker, frames) if question.waits else (),
         backlog=worker.agent.thread_pool.backlog,
         waits=tuple(
@@ -111,7 +107,7 @@ def report_worker(
     )
 
 
-def threads_that_wait(frames: Mapping[int, FrameType]) -> dict[int, int]:
+def _threads_that_wait(frames: Mapping[int, FrameType]) -> dict[int, int]:
     """Returns which threads wait for an answer, by the `id` of its `Pending`."""
     waiting = {}
     for thread, innermost in frames.items():
@@ -127,21 +123,25 @@ def names_of_workers() -> list[str]:
     return [each.name for each in sorted(living_workers(), key=lambda each: each.id)]
 
 
-def _calls(
-    worker: Worker, frames: Mapping[int, FrameType], waiting: Mapping[int, int]
-) -> tuple[PendingCall, ...]:
-    now = worker.clock.now()
+def _calls(worker: Worker, frames: Mapping[int, FrameType]) -> tuple[PendingCall, ...]:
+    unanswered = [
+        (channel.peer.name, number, pending)
+        for channel in worker.agent.peers.channels()
+        for number, pending in channel.unanswered()
+        if not pending.is_shared  # a thread that listens for what its service tells of
+    ]
+    if not unanswered:
+        return ()
+    now, waiting = worker.clock.now(), _threads_that_wait(frames)
     found = [
         PendingCall(
-            to=channel.peer.name,
+            to=name,
             function=what_is_called(pending, frames.get(waiting.get(id(pending), 0))),
             seconds=round(now - pending.since, 3),
             number=number,
             thread=waiting.get(id(pending), 0),
         )
-        for channel in worker.agent.peers.channels()
-        for number, pending in channel.unanswered()
-        if not pending.is_shared  # a thread that listens for what its service tells of
+        for name, number, pending in unanswered
     ]
     groups = _alike(found, lambda call: (call.to, call.function))
     return tuple(

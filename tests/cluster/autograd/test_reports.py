@@ -21,7 +21,7 @@ def double_there(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def sent() -> list[SentTensors]:
     """By the worker that runs this; it is asked in a context, which is its only one."""
-    report = report_worker(current_worker(), Question(contexts=True), {}, {})
+    report = report_worker(current_worker(), Question(contexts=True), {})
     (context,) = report.contexts
     return list(context.sent)
 

@@ -12,13 +12,13 @@ from lockstitch.attach.sources import SOURCES
 from lockstitch.attach.values import Counter, OtherWait, Question
 from lockstitch.errors import RpcError
 from lockstitch.ids import WorkerId
+from lockstitch.runtime import reports
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.reports import (
     _spans_of,
     begin_to_report,
     names_of_workers,
     report_workers,
-    threads_that_wait,
 )
 from lockstitch.testing.clock import ManualClock
 from tests.unit.runtime.stage import Background, Stage, wait_until
@@ -170,8 +170,16 @@ def test_without_a_question_nothing_is_looked_at() -> None:
         assert names_of_workers() == [stage.worker.name]
 
 
-def test_no_thread_waits() -> None:
-    assert threads_that_wait({threading.get_ident(): sys._getframe()}) == {}
+def test_no_stack_is_walked_where_nothing_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[object] = []
+    monkeypatch.setattr(reports, "frames_of", lambda frame: walked.append(frame) or iter(()))
+    with Stage() as stage:
+        assert report_workers(WAITS)[0].calls == ()
+        assert not walked
+        stage.agent.outgoing.call_async(PEER, abs, (-1,), None, 0)
+        (call,) = report_workers(WAITS)[0].calls
+        assert call.thread == 0
+        assert walked
 
 
 def test_the_workers_are_a_source_once() -> None:
