@@ -65,6 +65,7 @@ class Definition:
         "fold",
         "has_single",
         "is_large",
+        "is_quick",
         "is_short",
         "is_uniform",
         "item_sizes",
@@ -108,6 +109,10 @@ class Definition:
             and (reduction is None or reduction.prescale == 1.0)
         )
         """Whether it may take the shortcut."""
+        self.is_quick = self.has_single or (
+            description.kind is Kind.BROADCAST and len(self.dtypes) == 1
+        )
+        """Whether it may do so in few steps (`quick`)."""
         is_small = self.layout.size <= SMALL_BYTES
         self.lane_places = SMALL_PLACES if is_small else SHORT_PLACES
         """How many of it there is room for in a lane."""

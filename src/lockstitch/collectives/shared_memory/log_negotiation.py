@@ -277,7 +277,7 @@ class LogNegotiation:
         if not shortcut.is_ready:
             shortcut.is_ready = True
             self._pending.note_ready(handle)
-            if definition.has_single:
+            if definition.is_quick:
                 quicken(shortcut)
         try:
             result = shortcut.result()

@@ -1,4 +1,5 @@
-"""Reductions of one small tensor under a name that has taken the shortcut before, in few steps.
+"""Reductions and broadcasts of one small tensor under a name that has taken the shortcut before, in
+few steps.
 
 `Shortcut` finds out what each word stands for and where each tensor lies. Where ranks do the same
 again and again that is known beforehand: each rank says the same word as the last time, but for the
@@ -36,8 +37,8 @@ _PLACELESS: Final = ~(LANE_MASK << 20)
 
 
 def quicken(shortcut: Shortcut) -> None:
-    """Notes what is known of the first operation, a reduction for which all are ready, for others
-    under its name, unless ranks would say other words then."""
+    """Notes what is known of the first operation, for which all are ready, for others under its
+    name, unless ranks would say other words then."""
     handle, definition = shortcut.handle, shortcut.definition
     assert handle is not None
     assert definition is not None
@@ -48,7 +49,8 @@ def quicken(shortcut: Shortcut) -> None:
         other.index: other.ring[other.reader.position % other.size] for other in shortcut.others
     }
     if not definition.dtypes[0].is_complex and not any(map(log.is_queued, words.values())):
-        handle.cached.quick = Quick(shortcut, definition, words, handle.cached)
+        kind = Quick if definition.has_single else QuickBroadcast
+        handle.cached.quick = kind(shortcut, definition, words, handle.cached)
 
 
 class Quick:
@@ -68,13 +70,15 @@ class Quick:
         self._bytes = cached.tensor_bytes
         self._stride = definition.lane_stride
         self._begin = lanes.own.address(definition)
+        self._gives = definition.is_given_by(lanes.rank)
+        """Whether this rank gives the others its tensor."""
         self._word = log.SHORT_SUBMIT | cached.number << 4
         self._others = [
             (
                 each.index,
                 each.reader,
                 each.lane,
-                each.lane.known(definition)[1],
+                each.lane.known(definition)[1] if definition.is_given_by(each.rank) else None,
                 words[each.index] & _PLACELESS,
             )
             for each in shortcut.others
@@ -100,8 +104,9 @@ class Quick:
         place = lanes.free_place(definition)
         if place < 0:
             return False
-        to, begin, size = self._begin + place * self._stride, tensor.data_ptr(), self._bytes
-        MEMORY[to : to + size] = MEMORY[begin : begin + size]
+        if self._gives:
+            to, begin, size = self._begin + place * self._stride, tensor.data_ptr(), self._bytes
+            MEMORY[to : to + size] = MEMORY[begin : begin + size]
         if not shortcut.tell(self._word | place << 20):
             return False
         shortcut.quick = self
@@ -123,9 +128,10 @@ class Quick:
             if each & _PLACELESS != word:
                 shortcut.is_fresh = False
                 return None
-            place = each >> 20 & LANE_MASK
-            part = views[place]
-            parts[index] = lane.view(self._definition, place) if part is None else part
+            if views is not None:
+                place = each >> 20 & LANE_MASK
+                part = views[place]
+                parts[index] = lane.view(self._definition, place) if part is None else part
         try:
             out = self._result(shortcut)
         except Exception:  # noqa: BLE001 - raised once more where it is told
@@ -157,4 +163,19 @@ class Quick:
         out = reduced(definition, request, parts, len(parts))
         if self._is_left and shortcut.is_fresh:
             shortcut.leave_result(definition, out)
+        return out
+
+
+class QuickBroadcast(Quick):
+    """The same for a broadcast."""
+
+    def _result(self, shortcut: Shortcut) -> torch.Tensor:
+        handle = shortcut.handle
+        assert handle is not None
+        out: torch.Tensor = handle.request.tensors[0]
+        if not self._gives:
+            (given,) = [each for each in self._parts if each is not None]
+            to, begin, size = out.data_ptr(), given.data_ptr(), self._bytes
+            MEMORY[to : to + size] = MEMORY[begin : begin + size]
+            increment_version(out)
         return out

@@ -72,6 +72,42 @@ def test_what_comes_again_is_done_in_few_steps(
     assert len(ends) == 88 * ranks.size
 
 
+def all_broadcast(
+    ranks: Ranks, root: int, tensors: list[torch.Tensor], name: str = "given"
+) -> None:
+    """The same of the tensor of one of them."""
+    wanted = tensors[root].clone()
+    versions = [each._version for each in tensors]
+    handles = [
+        session.awaited.broadcast(each, root, name=f"{name} {root}", output=each)
+        for session, each in zip(ranks.sessions, tensors, strict=True)
+    ]
+    for session, handle, each in zip(ranks.sessions, handles, tensors, strict=True):
+        assert session.wait(handle) is each
+        assert torch.equal(each, wanted)
+    changed = [each._version > old for each, old in zip(tensors, versions, strict=True)]
+    assert changed == [rank != root for rank in range(ranks.size)]
+
+
+def test_what_is_given_again_and_again_too(ranks: Ranks, ends: list[object]) -> None:
+    for seed in range(90):
+        for root in range(ranks.size):
+            all_broadcast(ranks, root, [values(rank, seed) for rank in range(ranks.size)])
+    assert len(ends) >= 88 * ranks.size**2
+
+
+@pytest.mark.parametrize("count", [0, 1, 2000, 16_384])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bool, torch.uint8, torch.complex64])
+def test_any_size_and_dtype_can_be_given(ranks: Ranks, dtype: torch.dtype, count: int) -> None:
+    for seed in range(6):
+        source = torch.Generator().manual_seed(seed)
+        parts = [torch.randint(0, 2, (count,), generator=source).to(dtype) for _ in ranks.sessions]
+        if count:
+            all_broadcast(ranks, 1, parts)
+        negative = [torch._neg_view(values(rank, seed)) for rank in range(ranks.size)]
+        all_broadcast(ranks, 0, negative, "negative")
+
+
 def test_a_new_name_is_learnt_and_so_are_the_old_ones_anew(
     ranks: Ranks, ends: list[object]
 ) -> None:
