@@ -91,8 +91,11 @@ class Membership:
         return entry
 
     def repeated(self, like: Entry, submitted_at: float) -> Repetition:
-        """Notes another collective like one that the program had submitted before."""
-        self.submitted = number = self.submitted + 1
+        """Notes another operation like one that the program had submitted before."""
+        if like.is_message:
+            self._messages = number = self._messages + 1
+        else:
+            self.submitted = number = self.submitted + 1
         repetition = (like, number, submitted_at)
         if RECORDER.is_on:
             RECORDER.record(repetition)

@@ -31,7 +31,7 @@ from lockstitch.c10d.reduce_ops import reduction_of
 from lockstitch.c10d.repetitions import Repetitions
 from lockstitch.c10d.reports import Reports
 from lockstitch.c10d.works import NO_TIMEOUT, SessionWork
-from lockstitch.collectives import Kind, SessionOptions, open_session
+from lockstitch.collectives import SessionOptions, open_session
 from lockstitch.errors import CollectiveError, StalledError
 from lockstitch.modes import in_plain_modes
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from lockstitch.attach.values import GroupReport, Question
-    from lockstitch.collectives import Request, Session
+    from lockstitch.collectives import Reduction, Request, Session
 
 NAME: Final = "lockstitch"
 _UNSET: Final = timedelta(milliseconds=-1)
@@ -234,8 +234,7 @@ class ProcessGroup(_TorchGroup):
         is summed or averaged."""
         mine = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         op = reduction_of(getattr(opts, "reduceOp", opts))
-        is_repeatable = len(mine) == 1 and not getattr(opts, "asyncOp", True)
-        if is_repeatable and self._repetitions.allreduce(mine[0], op, opts):
+        if self._is_done_again(mine, op, opts):
             return None
         name = "all_reduce" if len(mine) == 1 else "all_reduce_coalesced"
         if sparse.is_sparse(mine):
@@ -254,6 +253,8 @@ class ProcessGroup(_TorchGroup):
         """Copies the tensors of a rank to all, in place."""
         mine = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         root = getattr(opts, "rootRank", opts)
+        if self._is_done_again(mine, root, opts):
+            return None
         return self._submit("broadcast", requests.broadcast(mine, root), opts, mine)
 
     def reduce(self, tensors: Tensors, opts: Any) -> SessionWork | None:
@@ -475,10 +476,17 @@ class ProcessGroup(_TorchGroup):
             except CollectiveError:
                 pass  # explained by the work
             else:
-                if request.kind is Kind.ALLREDUCE and not request.is_group and not callback:
+                if not callback:
                     self._repetitions.learn(handle, entry)
                 return None
         return SessionWork(self._group, handle, entry, results, outputs or Outputs())
+
+    def _is_done_again(self, tensors: Tensors, what: Reduction | int, opts: Any) -> bool:
+        """Whether this was one of the `Repetitions`, and is done."""
+        is_awaited = not getattr(opts, "asyncOp", True)
+        return (
+            len(tensors) == 1 and is_awaited and self._repetitions.perform(tensors[0], what, opts)
+        )
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self._size:

@@ -1,4 +1,5 @@
-"""Small reductions that a program waits for at once, and has done before: see `Repeated`."""
+"""Small reductions and broadcasts that a program waits for at once, and has done before: see
+`Repeated`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from lockstitch.c10d.flight_recorder import RECORDER
 from lockstitch.c10d.futures import queue_of_callback
 from lockstitch.c10d.outputs import Outputs
 from lockstitch.c10d.works import NO_TIMEOUT, SessionWork
+from lockstitch.collectives import Kind
 from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
 
     from lockstitch.c10d.flight_recorder import Entry, Repetition
     from lockstitch.c10d.membership import Membership
-    from lockstitch.collectives import Handle, Reduction
+    from lockstitch.collectives import Handle, Reduction, Request
     from lockstitch.collectives.repeated import Repeated
 
+# What is larger takes longer than the steps that are saved.
 _MOST_BYTES: Final = 1 << 16
 _MOST_KNOWN: Final = 1 << 8
 
@@ -31,10 +34,10 @@ class Repetitions:
         self._group = group
         self._known: dict[Hashable, tuple[Repeated, Entry]] = {}
 
-    def allreduce(self, tensor: torch.Tensor, reduction: Reduction, opts: Any) -> bool:
-        """Reduces the tensor, if that is one of them; whether it was. Raises the errors of any
-        other reduction."""
-        known = self._known.get((tensor.shape, tensor.dtype, reduction))
+    def perform(self, tensor: torch.Tensor, what: Reduction | int, opts: Any) -> bool:
+        """Reduces the tensor, or broadcasts it from a rank, if that is one of them; whether it was.
+        Raises the errors of any other operation."""
+        known = self._known.get((tensor.shape, tensor.dtype, what))
         if known is None or opts.timeout > NO_TIMEOUT or queue_of_callback():
             return False
         repeated, like = known
@@ -57,14 +60,24 @@ class Repetitions:
         return True
 
     def learn(self, handle: Handle[Any], entry: Entry) -> None:
-        """Takes note of a reduction of one tensor that was waited for at once, and is done."""
+        """Takes note of an operation that was waited for at once, and is done."""
         request = handle.request
-        if handle.cached.tensor_bytes > _MOST_BYTES or handle.route is not None:
+        if not _can_be_one(request) or not can_be_repeated(handle):
             return
         tensor = request.tensors[0]
-        kind = (tensor.shape, tensor.dtype, request.reduction)
+        kind = (tensor.shape, tensor.dtype, request.reduction or request.root)
         known = self._known.get(kind)
         if known is None or known[0].is_forgotten:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[kind] = self._group.session.repeated(handle), entry
+
+
+def can_be_repeated(handle: Handle[Any]) -> bool:
+    """Returns whether others like it can be begun by a `Repeated`."""
+    return handle.cached.tensor_bytes <= _MOST_BYTES and handle.route is None
+
+
+def _can_be_one(request: Request) -> bool:
+    is_of_kind = request.kind is Kind.ALLREDUCE or request.kind is Kind.BROADCAST
+    return is_of_kind and not request.is_group and request.outputs is request.tensors

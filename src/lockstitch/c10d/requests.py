@@ -34,9 +34,8 @@ def allreduce(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Request:
 def broadcast(tensors: Sequence[torch.Tensor], root: int) -> Request:
     """The tensors of one rank, in place."""
     mine = tuple(map(plain, tensors))
-    return Request(
-        Kind.BROADCAST, queue=QUEUE, tensors=mine, outputs=mine, root=root, is_group=True
-    )
+    is_group = len(mine) != 1
+    return Request(Kind.BROADCAST, "", mine, mine, None, root, queue=QUEUE, is_group=is_group)
 
 
 def reduce(

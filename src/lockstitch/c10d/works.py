@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import distributed
 
+from lockstitch.c10d.flight_recorder import RECORDER, Entry
 from lockstitch.c10d.futures import WorkFuture
 from lockstitch.errors import CollectiveError, StalledError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockstitch.c10d.flight_recorder import Entry
+    from lockstitch.c10d.flight_recorder import Repetition
     from lockstitch.c10d.membership import Membership
     from lockstitch.c10d.outputs import Outputs
     from lockstitch.collectives import Handle
@@ -41,7 +42,7 @@ class SessionWork(distributed.Work):
         self,
         group: Membership,
         handle: Handle[Any],
-        entry: Entry,
+        entry: Entry | Repetition,
         results: Sequence[torch.Tensor],
         outputs: Outputs,
     ) -> None:
@@ -56,7 +57,17 @@ class SessionWork(distributed.Work):
         self._future: WorkFuture | None = None
 
     def __repr__(self) -> str:
-        return f"<Work · {self._entry} · {self._handle!r}>"
+        return f"<Work · {self._what()} · {self._handle!r}>"
+
+    def _what(self) -> Entry:
+        """What it is, in the words of the flight recorder."""
+        entry = self._entry
+        if not isinstance(entry, Entry):
+            entry = self._entry = RECORDER.as_entry(entry)
+        return entry
+
+    def _limit_seconds(self) -> float:
+        return self._what().limit_seconds
 
     # ------------------------------------------------------------ what torch calls
 
@@ -64,7 +75,7 @@ class SessionWork(distributed.Work):
         """Returns True when the operation is done and its results are where they belong, or raises
         its error. Raises `StalledError` after `timeout` (a timedelta; zero or negative: that of the
         operation, or else of the group); the operation is then still under way."""
-        seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else self._entry.limit_seconds
+        seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else self._limit_seconds()
         if seconds > 0:
             self.wait_for(seconds)
         self.finish()
@@ -75,9 +86,9 @@ class SessionWork(distributed.Work):
         try:
             self._session.wait(self._handle)
         except StalledError as error:
-            raise self._group.explained(error, self._entry, self.missing() or ()) from error
+            raise self._group.explained(error, self._what(), self.missing() or ()) from error
         except CollectiveError as error:
-            raise self._group.explained(error, self._entry) from error
+            raise self._group.explained(error, self._what()) from error
         if self._outputs.are_copied:
             with self._finishing:  # who comes meanwhile waits until they are there
                 if self._outputs.are_copied:
@@ -90,7 +101,7 @@ class SessionWork(distributed.Work):
         end = now() + seconds
         while not self._session.poll(self._handle):
             if now() >= end:
-                raise self._group.late(self._entry, seconds, self.missing() or ())
+                raise self._group.late(self._what(), seconds, self.missing() or ())
             with contextlib.suppress(CollectiveError):  # told by `finish`
                 self._session.rest(_POLL_SECONDS)
 
@@ -127,8 +138,8 @@ class SessionWork(distributed.Work):
         with self._finishing:
             future = self._future
             if future is None:
-                future = self._future = WorkFuture(self._entry.future_name)
-                self._group.completions.add(self, future, self._entry.callback)
+                future = self._future = WorkFuture(self._what().future_name)
+                self._group.completions.add(self, future, self._what().callback)
         return future
 
     def missing(self) -> tuple[int, ...] | None:
@@ -162,13 +173,16 @@ class MessageWork(SessionWork):
         self,
         group: Membership,
         handle: Handle[Any],
-        entry: Entry,
+        entry: Entry | Repetition,
         tensor: torch.Tensor,
         outputs: Outputs,
         source: int,
     ) -> None:
         super().__init__(group, handle, entry, [tensor], outputs)
         self._source = source
+
+    def _limit_seconds(self) -> float:
+        return 0.0  # the group's
 
     def source_rank(self) -> int:
         """The rank, in the group, that has sent it."""

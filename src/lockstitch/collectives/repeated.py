@@ -1,4 +1,4 @@
-"""An operation on one tensor, in place, that a program submits again and again and waits for.
+"""An operation on one tensor, in place, that a program submits again and again.
 
 What follows from its name and shape is known from the first time, so little is left to be done
 before the backend has it. From there on it goes the same way as any other.
@@ -6,7 +6,7 @@ before the backend has it. From there on it goes the same way as any other.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.collectives.handles import Handle
 from lockstitch.collectives.mappings import is_private
+from lockstitch.collectives.requests import Request
 from lockstitch.modes import are_plain
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.backend import Backend
     from lockstitch.collectives.pending_operations import PendingOperations
+
+_TENSORS = ("tensors", "outputs")
+_FIELDS = tuple(each.name for each in fields(Request))
 
 
 class Repeated:
@@ -34,7 +38,10 @@ class Repeated:
         backend: Backend,
     ) -> None:
         self._cached = first.cached
-        self._like = replace(first.request, tensors=(), outputs=())
+        # Its tensors would be kept alive.
+        self._like: list[Any] = [
+            () if each in _TENSORS else getattr(first.request, each) for each in _FIELDS
+        ]
         self._spare: Handle[Any] | None = None
         """A handle that nobody has, to be used again."""
         self._pending = pending
@@ -68,23 +75,27 @@ class Repeated:
             return None
         handle, self._spare = self._spare, None
         if handle is None:
-            handle = Handle(replace(self._like), self._cached)
+            handle = Handle(Request(*self._like), self._cached)
         request = handle.request
         request.tensors = request.outputs = (tensor,)
         return handle
 
     def begin(self, handle: Handle[Any]) -> bool:
-        """Begins it, which `perform` goes on with; False, having done nothing, where something else
-        has begun meanwhile. Whatever is raised from here on until it is performed, an interrupt at
-        any call, too: `withdraw` comes then."""
+        """Begins it, which `perform` or `submit` goes on with; False, having done nothing, where
+        something else has begun meanwhile. Whatever is raised from here on until it is performed,
+        an interrupt at any call, too: `withdraw` comes then."""
         with self._submitting:
             if self._pending.handles or self._cached.is_forgotten:
                 return False
             self._pending.resume(handle)
         return True
 
+    def submit(self, handle: Handle[Any]) -> None:
+        """Has the backend begin it."""
+        self._backend.submit(handle)
+
     def perform(self, handle: Handle[Any]) -> None:
-        """Returns when it is done; raises its error."""
+        """The same; returns when it is done. Raises its error."""
         backend = self._backend
         backend.submit(handle)
         if not handle.is_done:

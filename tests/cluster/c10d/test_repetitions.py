@@ -1,4 +1,5 @@
-"""Reductions that a program waits for at once, again and again."""
+"""What a program does again and again: reductions and broadcasts that it waits for at once, and
+messages."""
 
 from __future__ import annotations
 
@@ -81,6 +82,106 @@ def test_from_the_second_on_they_are_repetitions(groups: Groups, performed: list
         assert {(each.name, each.state) for each in mine} == {("all_reduce", "done")}
         assert [each.submitted_at for each in mine] == sorted(each.submitted_at for each in mine)
         assert group._get_sequence_number_for_group() == 20
+
+
+def test_broadcasts_are_too(groups: Groups, performed: list[object]) -> None:
+    def run(group: Any, rank: int) -> None:
+        for number in range(5):
+            for root in range(SIZE):
+                mine = torch.full((4,), rank + 10 * number)
+                assert group.broadcast([mine], options(root=root, is_async=False)) is None
+                assert mine.tolist() == [root + 10 * number] * 4
+
+    groups.run(run)
+    assert len(performed) == 4 * SIZE * SIZE
+
+
+@pytest.fixture
+def sent_again(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The handles of messages that went this way, on all ranks."""
+    found: list[object] = []
+    submit = Repeated.submit
+
+    def submits(repeated: Repeated, handle: Any) -> None:
+        found.append(handle)
+        submit(repeated, handle)
+
+    monkeypatch.setattr(Repeated, "submit", submits)
+    return found
+
+
+def test_messages_are_too(groups: Groups, sent_again: list[object]) -> None:
+    RECORDER.clear()
+
+    def run(group: Any, rank: int) -> None:
+        after, before = (rank + 1) % SIZE, (rank - 1) % SIZE
+        for number in range(6):
+            for shape in ((4,), (2, 3)):
+                mine = torch.full(shape, rank + 10.0 * number)
+                theirs = torch.zeros(*shape, 2)[..., 0]  # not in one piece
+                if rank:
+                    received = group.recv([theirs], before, 7)
+                    received.wait()
+                    assert group.send([mine], after, 7).wait()
+                else:
+                    assert group.send([mine], after, 7).wait()
+                    received = group.recv([theirs], before, 7)
+                    received.wait()
+                assert received.source_rank() == before
+                assert received.is_success()
+                assert torch.equal(theirs, torch.full(shape, before + 10.0 * number))
+
+    groups.run(run)
+    assert len(sent_again) == 5 * 2 * 2 * SIZE
+    for group in groups.groups:
+        mine = [each for each in RECORDER.entries() if each.group is group._label]
+        assert [each.number for each in mine] == list(range(1, 25))
+        assert {each.is_message for each in mine} == {True}
+        assert group._get_sequence_number_for_group() == 0
+
+
+def test_messages_among_others_keep_their_order(groups: Groups, sent_again: list[object]) -> None:
+    def run(group: Any, rank: int) -> None:
+        for number in range(40):
+            if rank == 2:
+                assert group.allreduce([torch.ones(4)], options()).wait()
+                continue
+            contents = [torch.full((4,), 3.0 * number + each) for each in range(1 + number % 3)]
+            theirs = [torch.zeros(4) for _ in contents]
+            works = [
+                (group.recv([place], 1 - rank, 0), group.send([each], 1 - rank, 0))
+                for each, place in zip(contents, theirs, strict=True)
+            ]
+            reduction = group.allreduce([torch.ones(4)], options())
+            for pair in works[:: -1 if number % 2 else 1]:
+                for work in pair:
+                    assert work.wait()
+            assert reduction.wait()
+            assert torch.equal(torch.stack(theirs), torch.stack(contents))
+
+    groups.run(run)
+    assert sent_again
+
+
+def test_a_message_that_goes_wrong_is_explained(groups: Groups) -> None:
+    def exchange(group: Any, rank: int) -> None:
+        for _ in range(3):
+            if rank == 0:
+                group.send([torch.ones(4)], 1, 0).wait()
+            elif rank == 1:
+                group.recv([torch.ones(4)], 0, 0).wait()
+
+    groups.run(exchange)
+    work = groups.groups[0].send([torch.ones(4)], 1, 0)
+    assert not work.is_completed()
+    groups.groups[1]._session.shutdown()
+    with pytest.raises(CollectiveError, match=r"rank 0 was in send 0->1 .*message 4 of group"):
+        work.wait()
+    with pytest.raises(CollectiveError, match="rank 1 shut down without it"):
+        groups.groups[0].send([torch.ones(4)], 1, 0).wait()
+    groups.groups[0]._session.shutdown()
+    with pytest.raises(CollectiveError, match=r"rank 0 was in send 0->1, in group 'test'"):
+        groups.groups[0].send([torch.ones(4)], 1, 0)
 
 
 def test_others_are_not(groups: Groups, performed: list[object]) -> None:
