@@ -10,7 +10,7 @@ reductions of `lockstitch.collectives`, those of `hvd`.
     process_group    the backend: a `torch.distributed.ProcessGroup`, one session for each
     requests         torch's collectives as requests of a session
     sparse           sums of sparse tensors
-    repetitions      small reductions that come again and again
+    repetitions      small reductions and broadcasts that come again and again
     reduce_ops       torch's operators as reductions
     outputs          where results go
     buckets          gradient buckets of DistributedDataParallel, reduced where they lie
