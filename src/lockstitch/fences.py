@@ -8,11 +8,16 @@ from typing import Final
 
 STORES_ARE_ORDERED: Final = platform.machine().lower() in ("x86_64", "amd64", "i686")
 """Whether a plain store is seen after the plain stores before it, and a plain load happens before
-those after it: true of x86. Elsewhere it takes a fence."""
+those after it: true of x86. Elsewhere it takes a fence: for who writes, before the word that says
+that something is there; for who reads, between that word and what it speaks of; and for who has
+read, before the word that gives it back."""
+LOCKINGS: Final = (0,) if STORES_ARE_ORDERED else (0, 1)
+"""How often a lock is to be taken and let go for a full barrier. Elsewhere loads and stores may move
+into a lock from both sides, and pass each other there, but not through two."""
 
 
 class Fence:
-    """A full memory barrier: taking a lock and letting it go, 0.1 µs.
+    """A full memory barrier: taking a lock and letting it go, 0.1 µs, see `LOCKINGS`.
 
     "Store, then read what others stored" needs one even on x86, or both sides may miss the other.
     """
@@ -21,5 +26,6 @@ class Fence:
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        with self._lock:  # which lets go of it also where an interrupt comes
-            pass
+        for _ in LOCKINGS:
+            with self._lock:  # which lets go of it also where an interrupt comes
+                pass

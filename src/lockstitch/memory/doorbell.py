@@ -22,6 +22,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from lockstitch.fences import LOCKINGS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -44,15 +46,16 @@ class Doorbell:
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
-        self._fence = threading.Lock()  # taking it and letting it go is one: see `fences.Fence`
+        self._fence = threading.Lock()  # taking it and letting it go is one: see `LOCKINGS`
 
     # ------------------------------------------------------------ for the waiter
 
     def announce_sleep(self, waiter: int) -> None:
         """Steps 1 and 2: from now on others wake this waiter. It is to look once more."""
         self._words[waiter] = ASLEEP
-        with self._fence:
-            pass
+        for _ in LOCKINGS:
+            with self._fence:
+                pass
 
     def sleep_unless(
         self,
@@ -66,8 +69,9 @@ class Doorbell:
         words = self._words
         words[waiter] = reason
         try:
-            with self._fence:
-                pass
+            for _ in LOCKINGS:
+                with self._fence:
+                    pass
             return None if has_come() else sleep()
         finally:
             words[waiter] = AWAKE
@@ -81,13 +85,15 @@ class Doorbell:
 
     def reason(self, waiter: int) -> int:
         """Steps 2 and 3 for one waiter: why it sleeps, or `AWAKE`."""
-        with self._fence:
-            pass
+        for _ in LOCKINGS:
+            with self._fence:
+                pass
         return self._words[waiter]
 
     def sleepers(self, waiters: Iterable[int]) -> list[int]:
         """Steps 2 and 3 for several waiters: those of them that are to be woken."""
-        with self._fence:
-            pass
+        for _ in LOCKINGS:
+            with self._fence:
+                pass
         words = self._words
         return [waiter for waiter in waiters if words[waiter]] if any(words) else []

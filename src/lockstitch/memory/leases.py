@@ -18,12 +18,11 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from lockstitch.fences import STORES_ARE_ORDERED
+from lockstitch.fences import STORES_ARE_ORDERED, Fence
 from lockstitch.memory.blocks import MOST_BLOCKS
 from lockstitch.memory.sizes import PAGE_BYTES
 
@@ -105,10 +104,7 @@ def setter(table: Any, number: int, state: int) -> Callable[[], object]:
 
 def _write_behind_fences(table: Any, number: int, state: int) -> None:
     """What was written and read in a segment must be over before the sender sees its state. On x86
-    that is so; elsewhere it takes two locks, since things may move into one, but not through two.
+    that is so; elsewhere it takes a fence, of its own, as this may come in the midst of another.
     """
-    with threading.Lock():
-        pass
-    with threading.Lock():
-        pass
+    Fence()()
     table[number] = state

@@ -102,6 +102,8 @@ class Mailbox:
         head = words[HEAD]
         if words[TAIL] == head and not self._wait(kind):
             return None
+        if not STORES_ARE_ORDERED:
+            self._fence()
         length = int.from_bytes(ring.load(head, _LENGTH_BYTES), "little")
         message = bytes(ring.load(head + _LENGTH_BYTES, length))
         if not STORES_ARE_ORDERED:

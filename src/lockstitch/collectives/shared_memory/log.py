@@ -165,6 +165,8 @@ class LogReader:
         self.position = 0
         """Words read so far."""
         self._told = 0
+        self.fence = Fence()
+        """To be passed between a look at the tail and one into the ring, see `fences`."""
 
     def read(self) -> Sequence[int]:
         """The words that are new; whole records only. Who has taken them in calls `tell`."""
@@ -172,6 +174,8 @@ class LogReader:
         begin = self.position
         if tail == begin:
             return ()
+        if not STORES_ARE_ORDERED:
+            self.fence()
         at, end = begin % self.size, (tail - 1) % self.size + 1
         if at < end:
             words: list[int] = self.ring[at:end].tolist()
@@ -180,8 +184,16 @@ class LogReader:
         self.position = tail
         return words
 
+    def peek(self) -> int:
+        """The next word, where the tail says that there is one."""
+        if not STORES_ARE_ORDERED:
+            self.fence()
+        return self.ring[self.position % self.size]
+
     def tell(self) -> None:
         """Tells the writer, now and then, how far this rank has read, which will read on from
         `position`. The cursor is for a writer that runs out of room: often enough is enough."""
         if self.position - self._told >= self.size // 8:
+            if not STORES_ARE_ORDERED:
+                self.fence()
             self._told = self._cursors[self._reader] = self.position

@@ -352,7 +352,7 @@ class LogNegotiation:
             for rank, index, reader in self._readers:
                 if tails[index] != reader.position and (
                     is_thorough
-                    or not self._can_wait(rank, reader.ring[reader.position % reader.size])
+                    or not self._can_wait(rank, reader.peek())
                     or self._is_far_behind()
                 ):
                     self._is_changing = is_news = is_more = True

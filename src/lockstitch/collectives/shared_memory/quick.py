@@ -22,6 +22,7 @@ from lockstitch.collectives.shared_memory.lanes import LANE_MASK
 from lockstitch.collectives.shared_memory.segment import RESULTS_BEGIN
 from lockstitch.collectives.shared_memory.whole import reduced
 from lockstitch.copying import MEMORY
+from lockstitch.fences import STORES_ARE_ORDERED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,6 +125,8 @@ class Quick:
             if tails[index] == position:
                 shortcut.is_fresh = False
                 return None
+            if not STORES_ARE_ORDERED:
+                shortcut.fence()
             each = reader.ring[position % reader.size]
             if each & _PLACELESS != word:
                 shortcut.is_fresh = False
@@ -151,6 +154,8 @@ class Quick:
                 results = shortcut.results
                 for index, reader, lane, _, _ in self._others:
                     if results[index] == lane.taken + 1:
+                        if not STORES_ARE_ORDERED:
+                            shortcut.fence()
                         place = reader.ring[reader.position % reader.size] >> 20 & LANE_MASK
                         out, size = request.tensors[0], self._bytes
                         begin = lane.address(definition) + RESULTS_BEGIN + place * self._stride

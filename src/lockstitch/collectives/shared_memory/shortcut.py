@@ -101,7 +101,7 @@ class Shortcut:
         self.serial = self.place = 0
         self.out: torch.Tensor | None = None
         """The result, once others may read it."""
-        self._fence = Fence()
+        self.fence = Fence()
         self.lanes = lanes
         self._own = lanes.own
         self._publisher = publisher
@@ -181,6 +181,8 @@ class Shortcut:
             if tails[index] == position:
                 missing.append(other)
                 continue
+            if not STORES_ARE_ORDERED:
+                self.fence()
             each = other.ring[position % other.size]
             known = other.known.get(each) or self._learn(other, each)
             if known is None or known[0] is not definition:
@@ -244,6 +246,8 @@ class Shortcut:
         results = self.results
         for other in self.others:
             if results[other.index] == other.lane.taken + 1:
+                if not STORES_ARE_ORDERED:
+                    self.fence()
                 place = other.ring[other.reader.position % other.size] >> 20 & LANE_MASK
                 return output_of(request).copy_(other.lane.result(definition, place))
         return None
@@ -253,13 +257,13 @@ class Shortcut:
         self._own.result(definition, self.place).copy_(out)
         self.out = out  # before others read what a repetition would write
         if not STORES_ARE_ORDERED:
-            self._fence()
+            self.fence()
         self.results[self._position] = self.serial + 1
 
     def finish(self) -> None:
         """Tells the others that this rank reads nothing any more of the first operation."""
         if not STORES_ARE_ORDERED:
-            self._fence()
+            self.fence()
         me = self._position
         for other in self.others:
             other.reader.position += 1
