@@ -12,8 +12,8 @@ those after it: true of x86. Elsewhere it takes a fence: for who writes, before 
 that something is there; for who reads, between that word and what it speaks of; and for who has
 read, before the word that gives it back."""
 LOCKINGS: Final = (0,) if STORES_ARE_ORDERED else (0, 1)
-"""How often a lock is to be taken and let go for a full barrier. Elsewhere loads and stores may move
-into a lock from both sides, and pass each other there, but not through two."""
+"""How often a lock is to be taken and let go for a full barrier. Elsewhere loads and stores may
+move into a lock from both sides, and pass each other there, but not through two."""
 
 
 class Fence:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from lockstitch import fences
 from lockstitch.fences import STORES_ARE_ORDERED, Fence
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_a_fence_leaves_its_lock_free():

@@ -44,6 +44,8 @@ class GroupLabel:
         self.name = name
         self.description = ""
         self.ranks = tuple(ranks)
+        self._failed: dict[tuple[tuple[int, str], float], None] = {}
+        """Keys and times of what has failed, the latest ones."""
 
     def __str__(self) -> str:
         words = f"group {self.name!r}"
@@ -63,6 +65,16 @@ class GroupLabel:
         session = self._session()
         handle: Handle[Any] | None = session.in_flight(key) if session is not None else None
         return handle is not None and handle.submitted_at == submitted_at
+
+    def note_failure(self, handle: Handle[Any]) -> None:
+        """An operation has failed, perhaps one whose error nobody will ask for."""
+        if len(self._failed) >= _DEFAULT_SIZE:
+            del self._failed[next(iter(self._failed))]
+        self._failed[handle.key, handle.submitted_at] = None
+
+    def has_failed(self, key: tuple[int, str], submitted_at: float) -> bool:
+        """Returns whether the operation of that key which was submitted then has."""
+        return (key, submitted_at) in self._failed
 
 
 @dataclass(slots=True)
@@ -105,7 +117,7 @@ class Entry:
     @property
     def state(self) -> str:
         """How far it has come, in a word or two."""
-        if self.has_failed:
+        if self.has_failed or self.group.has_failed(self.key, self.submitted_at):
             return "failed"
         return "under way" if self.is_under_way else "done"
 

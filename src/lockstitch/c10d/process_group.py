@@ -123,6 +123,7 @@ class ProcessGroup(_TorchGroup):
         else:
             self._messages = GlooMessages(self._group, timeout)
         session.observers.stall = self._group.warn_of_stall
+        session.observers.failed = label.note_failure
         self._splits = 0
         OPEN_GROUPS.add(self)
 
@@ -463,6 +464,21 @@ class ProcessGroup(_TorchGroup):
         callback = queue_of_callback()
         if callback:
             request.queue = callback
+        try:
+            return self._begun(name, request, opts, results, outputs, callback)
+        except BaseException as error:  # an interrupt: nobody has the work
+            self._session.withdraw(request, error)
+            raise
+
+    def _begun(
+        self,
+        name: str,
+        request: Request,
+        opts: Any,
+        results: Sequence[torch.Tensor],
+        outputs: Outputs | None,
+        callback: str,
+    ) -> SessionWork | None:
         try:
             handle = self._session.submit(request)
         except CollectiveError as error:

@@ -67,8 +67,7 @@ def trace_of(recorder: FlightRecorder) -> dict[str, Any]:
 def _traced(entry: Entry, record: int, group: int, since_epoch: float) -> dict[str, Any]:
     name, _, between = entry.name.partition(" ")
     between = between.replace("any", "-1")  # torch's tools read numbers only
-    is_under_way = entry.is_under_way
-    is_done = not is_under_way and not entry.has_failed
+    state = entry.state
     results = entry.results or entry.shapes
     return {
         "record_id": record,
@@ -83,10 +82,10 @@ def _traced(entry: Entry, record: int, group: int, since_epoch: float) -> dict[s
         "input_dtypes": _types(entry.dtypes),
         "output_sizes": [list(shape) for shape in results],
         "output_dtypes": _types(list(entry.dtypes[:1]) * len(results)),
-        "state": "completed" if is_done else "scheduled",
+        "state": "completed" if state == "done" else "scheduled",
         "time_discovered_started_ns": None,
         "time_discovered_completed_ns": None,
-        "retired": not is_under_way,
+        "retired": state != "under way",
         "timeout_ms": int(1000 * entry.limit_seconds),
         "is_p2p": entry.is_message,
         "frames": [],

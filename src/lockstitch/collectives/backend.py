@@ -50,6 +50,10 @@ class Backend(Protocol):
         says so. Ends at Ctrl-C."""
         ...
 
+    def look_after(self) -> None:
+        """Nobody waits for what is under way: this rank's part in it is done all the same."""
+        ...
+
     def rest(self, seconds: float) -> None:
         """Does nothing for so long, or until another rank has news. Sees who dies meanwhile."""
         ...

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.requests import Kind
 
 
@@ -55,6 +56,8 @@ class Observers:
     stall: Callable[[Stall], None] | None = None
     ended: Callable[[BaseException], None] | None = None
     """The session has ended, and why."""
+    failed: Callable[[Handle[Any]], None] | None = None
+    """An operation has failed, whether or not somebody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,8 @@ class MemoryBackend:
             with contextlib.suppress(IndexError):  # another thread has come first
                 self._perform_alone(*self._deferred.popleft())
 
+    look_after = advance
+
     def _perform_alone(self, handle: Handle[Any], streams: Streams | None) -> None:
         if streams is None:
             self._meeting.submit(self._rank, handle)

@@ -103,12 +103,20 @@ class PendingOperations:
         self.submitted += 1
         self.tensor_bytes += handle.cached.tensor_bytes
 
-    def withdraw(self, request: Request, error: BaseException) -> None:
-        """The submission of a request has failed. Where an interrupt came between `begin` and the
-        backend nobody else knows of it: its name is free."""
+    def withdraw(
+        self, request: Request, error: BaseException, look_after: Callable[[], None]
+    ) -> None:
+        """The submission of a request has failed, or nobody will wait for it. Where an interrupt
+        came between `begin` and the backend nobody else knows of it: its name is free. Else the
+        other ranks need this one's part, and the backend is to `look_after` it."""
         handle = self.handles.get((request.process_set, request.name))
-        if handle is not None and handle.request is request and not handle.is_begun:
+        if handle is None or handle.request is not request:
+            return
+        if not handle.is_begun:
             self.fail(handle, error)
+        elif request.is_awaited:
+            request.is_awaited = False
+            look_after()
 
     def find(self, process_set: int, name: str) -> Handle[Any] | None:
         """The handle in flight under a name."""
@@ -142,6 +150,8 @@ class PendingOperations:
             if not handle.is_done:
                 self.failed += 1
                 self.tell(handle, Step.FAILED)
+                if self.observers.failed is not None:
+                    self.observers.failed(handle)
                 self._record(handle, has_failed=True)
             handle.fail(error)
         except BaseException:  # as above

@@ -104,7 +104,7 @@ class Repeated:
 
     def withdraw(self, handle: Handle[Any], error: BaseException) -> None:
         """Nobody will ask for it any more. If the backend does not have it, it is over."""
-        self._pending.withdraw(handle.request, error)
+        self._pending.withdraw(handle.request, error, self._backend.look_after)
 
     def keep(self, handle: Handle[Any]) -> None:
         """It has been performed, and nobody else has the handle: it is for another one."""

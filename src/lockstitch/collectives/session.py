@@ -265,9 +265,13 @@ class Session(Operations):
             else:
                 self._devices.submit(handle, process_set)
         except BaseException as error:
-            pending.withdraw(request, error)
+            pending.withdraw(request, error, self._backend.look_after)
             raise
         return handle
+
+    def withdraw(self, request: Request, error: BaseException) -> None:
+        """Nobody will wait for what was to be submitted, or has been."""
+        self._pending.withdraw(request, error, self._backend.look_after)
 
     def repeated(self, first: Handle[Any]) -> Repeated:
         """For operations like one that is done: of one tensor, in place, waited for at once."""

@@ -14,7 +14,9 @@ from torch import distributed
 from torch.distributed import HashStore
 
 from lockstitch.c10d.flight_recorder import RECORDER, GroupLabel
+from lockstitch.c10d.open_groups import OpenGroups
 from lockstitch.c10d.process_group import ProcessGroup
+from lockstitch.c10d.trace import trace_of
 from lockstitch.errors import CollectiveError, MismatchError, StalledError
 from tests.cluster.collectives.ranks import BACKENDS, Ranks, in_threads, sample
 
@@ -486,6 +488,43 @@ def test_what_is_under_way_fails_when_the_group_is_shut_down() -> None:
             groups.groups[0].barrier()
         with pytest.raises(CollectiveError, match="rank 0 shut down"):
             groups.groups[1].recv([torch.ones(1)], 0, 0).wait()
+
+
+def test_what_was_never_performed_is_not_told_as_done() -> None:
+    RECORDER.clear()
+    with Groups("shared_memory", 2) as groups:
+        group = groups.groups[0]
+        for _ in range(40):
+            group.allreduce([torch.ones(1)], options())
+        group.shutdown()
+        mine = [each for each in RECORDER.entries() if each.group is group._label]
+        assert [each.state for each in mine] == ["failed"] * 40
+        assert {each["state"] for each in trace_of(RECORDER)["entries"]} == {"scheduled"}
+
+
+def test_what_an_interrupt_has_left_is_done_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C on rank 0, of which the others need more than it has told, before it waits."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def work(group: Any, rank: int) -> float:
+        tensor = torch.ones(1 << 20)
+        if rank == 0:
+            monkeypatch.setattr(group._group, "recorded", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                group.allreduce([tensor], options(is_async=False))
+        else:
+            group.allreduce([tensor], options(is_async=False))
+        return tensor.sum().item()
+
+    monkeypatch.setattr(OpenGroups, "add", lambda *_: None)  # nobody else looks now and then
+    with Groups("shared_memory", 2) as groups:
+        for each in groups.groups:
+            each.set_timeout(timedelta(seconds=5))
+        assert groups.run(work)[1] == 2.0 * (1 << 20)
 
 
 def test_timeout_may_be_set_at_any_time() -> None:

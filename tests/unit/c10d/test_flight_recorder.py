@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +55,14 @@ def test_operation_is_under_way_while_the_session_has_that_very_one() -> None:
     assert failed.state == "failed"
     del session
     assert not entry(group).is_under_way
+
+
+def test_what_has_failed_is_known_also_where_nobody_was_told() -> None:
+    group = label(Session())
+    for number in range(3000):  # of which only the latest are kept
+        handle: Any = SimpleNamespace(key=(0, "a"), submitted_at=float(number))
+        group.note_failure(handle)
+    assert [entry(group, at=at).state for at in (0.0, 2999.0, 3000.0)] == ["done", "failed", "done"]
 
 
 def test_a_repetition_is_told_as_an_entry_and_becomes_one() -> None:

@@ -46,12 +46,14 @@ def test_name_is_in_flight_until_done(pending: PendingOperations) -> None:
 
 def test_submission_that_no_backend_has_seen_is_withdrawn(pending: PendingOperations) -> None:
     begun, lost = begin(pending), begin(pending, "b")
-    begun.is_begun = True
+    begun.is_begun = begun.request.is_awaited = True
+    looked_after: list[None] = []
     other = Request(Kind.ALLREDUCE, "b", (torch.ones(2),), reduction=SUM)
-    for request in (begun.request, other, Request(Kind.BARRIER)):
-        pending.withdraw(request, KeyboardInterrupt())
+    for request in (begun.request, begun.request, other, Request(Kind.BARRIER)):
+        pending.withdraw(request, KeyboardInterrupt(), lambda: looked_after.append(None))
         assert pending.all() == [begun, lost]
-    pending.withdraw(lost.request, KeyboardInterrupt())
+    assert len(looked_after) == 1  # others may wait for what the backend has
+    pending.withdraw(lost.request, KeyboardInterrupt(), pytest.fail)
     assert pending.all() == [begun]
 
 

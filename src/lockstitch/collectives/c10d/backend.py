@@ -223,6 +223,8 @@ class C10dBackend:
         if self._is_abandoned:
             self._refuse_child()
 
+    look_after = advance
+
     def wait(self, handle: Handle[Any], gives_up: Callable[[], bool] | None = None) -> None:
         if self._is_abandoned:
             self._refuse_child()

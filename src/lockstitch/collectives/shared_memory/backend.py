@@ -81,6 +81,9 @@ class SharedMemoryBackend:
         if not handle.is_done and not handle.request.is_awaited:
             self._driver.look_after()
 
+    def look_after(self) -> None:
+        self._driver.look_after()
+
     def _try_submit(self, handle: Handle[Any]) -> bool:
         sets = self._sets
         with sets.lock:

@@ -351,9 +351,7 @@ class LogNegotiation:
             is_more = False
             for rank, index, reader in self._readers:
                 if tails[index] != reader.position and (
-                    is_thorough
-                    or not self._can_wait(rank, reader.peek())
-                    or self._is_far_behind()
+                    is_thorough or not self._can_wait(rank, reader.peek()) or self._is_far_behind()
                 ):
                     self._is_changing = is_news = is_more = True
                     self._take_in(rank, reader, is_thorough)
