@@ -20,7 +20,7 @@ import operator
 import os
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lockstitch.fences import STORES_ARE_ORDERED, Fence
 from lockstitch.memory.blocks import MOST_BLOCKS
@@ -29,7 +29,7 @@ from lockstitch.memory.sizes import PAGE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.memory.mapping import Mapping
+    from lockstitch.memory.mapping import Copy, Mapping
 
 FREE: Final = 0
 NEW: Final = 1  # lent for the first time: its descriptor is still to be received
@@ -64,6 +64,40 @@ class Lease:
         self.end = NOTHING
 
     __del__ = property(operator.attrgetter("end"))
+
+
+class SegmentLease(Lease):
+    """Goes with a window; its end says that the sender may use the segment again, once it is taken.
+
+    Whoever has received a message sets `end` to `give_back` in the same breath in which the message
+    becomes his; until then the end does nothing.
+    """
+
+    __slots__ = ("give_back",)
+
+    def __init__(self, give_back: Callable[[], object], memory: Mapping | Copy) -> None:
+        self.end = NOTHING
+        self.give_back = give_back
+        self.memory = memory
+
+    def pin(self) -> None:
+        """A device is about to copy from it."""
+        self.memory.pin()
+
+
+class Loan(Protocol):
+    """Memory that the peer will see without a copy, once it is filled and `number` sent."""
+
+    number: int
+    address: int
+
+    def cancel(self) -> None:
+        """Gives the memory back, of which the peer will not hear."""
+        ...
+
+    def pin(self) -> None:
+        """Prepares the memory for a device, which is about to fill it."""
+        ...
 
 
 def window(address: int, size: int, lease: Lease) -> ctypes.Array[Any]:

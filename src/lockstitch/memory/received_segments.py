@@ -27,7 +27,7 @@ from lockstitch.memory.leases import (
     SPENT,
     TABLE_BYTES,
     FileTable,
-    Lease,
+    SegmentLease,
     mapped_table,
     setter,
     window,
@@ -40,25 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockstitch.memory.handover import Handover, Note, Reserve
-
-
-class SegmentLease(Lease):
-    """Goes with a window; its end says that the sender may use the segment again, once it is taken.
-
-    Whoever has received a message sets `end` to `give_back` in the same breath in which the message
-    becomes his; until then the end does nothing.
-    """
-
-    __slots__ = ("give_back",)
-
-    def __init__(self, give_back: Callable[[], object], memory: Mapping | Copy) -> None:
-        self.end = NOTHING
-        self.give_back = give_back
-        self.memory = memory
-
-    def pin(self) -> None:
-        """A device is about to copy from it."""
-        self.memory.pin()
 
 
 class ReceivedSegments:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from lockstitch.memory.host_copies import Filled
+    from lockstitch.memory.leases import Loan, SegmentLease
 
 Buffer = bytes | bytearray | memoryview
 
@@ -25,29 +26,6 @@ class Pollable(Protocol):
     def close(self) -> None:
         """Ends it; harmless when repeated. A receiver blocked in it returns 0."""
         ...
-
-
-class Loan(Protocol):
-    """Memory of the peer's, to be filled and then named to it in a message, or else cancelled."""
-
-    number: int
-    address: int
-
-    def cancel(self) -> None:
-        """Gives the memory back, of which the peer will not hear."""
-        ...
-
-    def pin(self) -> None:
-        """Prepares the memory for a device, which is about to fill it."""
-        ...
-
-
-class Lease(Protocol):
-    """The use of memory that the peer has lent. `end` is what happens in the end: nothing, until it
-    is set to `give_back`."""
-
-    end: Callable[[], object]
-    give_back: Callable[[], object]
 
 
 RemainingTime = Callable[[], float]
@@ -145,7 +123,7 @@ class Connection(Pollable, Protocol):
         for several already; None where there is none, or the stream is the quicker way."""
         ...
 
-    def window(self, number: int) -> tuple[Any, Lease]:
+    def window(self, number: int) -> tuple[Any, SegmentLease]:
         """The memory that the peer has lent under this number, as a writable buffer, and the lease,
         which ends when nothing refers to the buffer any more. Raises `ConnectionError` when it has
         lent none."""

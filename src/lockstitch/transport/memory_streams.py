@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
     from lockstitch.clock import Clock
     from lockstitch.memory.host_copies import Filled
+    from lockstitch.memory.leases import Loan, SegmentLease
     from lockstitch.transport.base import (
         Buffer,
         Connection,
-        Lease,
-        Loan,
         Pollable,
         RemainingTime,
         Seal,
@@ -269,7 +268,7 @@ class MemoryConnection:
         """None: a script may lose, delay and repeat frames only if all is in them."""
         return None
 
-    def window(self, number: int) -> tuple[Any, Lease]:
+    def window(self, number: int) -> tuple[Any, SegmentLease]:
         """Raises `ConnectionError`: nothing can have been lent."""
         raise ConnectionError(f"{self.peer} names a segment, {number}, where there can be none")
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockstitch.memory.host_copies import Filled
+    from lockstitch.memory.leases import Loan, SegmentLease
     from lockstitch.memory.ring import RingReader
-    from lockstitch.transport.base import Buffer, Lease, Loan, RemainingTime, Seal
+    from lockstitch.transport.base import Buffer, RemainingTime, Seal
     from lockstitch.transport.waker import Waker
 
 _SEND_SECONDS = 1.0
@@ -393,7 +394,7 @@ class StreamConnection(SocketEnd):
         """None: a stream is all there is between the two ends."""
         return None
 
-    def window(self, number: int) -> tuple[Any, Lease]:
+    def window(self, number: int) -> tuple[Any, SegmentLease]:
         """Raises `ConnectionError`: nothing can have been lent."""
         raise ConnectionError(f"{self.peer} names a segment, {number}, where there can be none")
 

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from lockstitch.memory.handover import Handover, Note
     from lockstitch.memory.host_copies import Filled
+    from lockstitch.memory.leases import Loan, SegmentLease
     from lockstitch.memory.segments import SegmentPool
-    from lockstitch.transport.base import Buffer, Lease, Loan, RemainingTime
+    from lockstitch.transport.base import Buffer, RemainingTime
 
 _SCHEME = "unix:"
 _BACKLOG = 1024
@@ -70,7 +71,7 @@ class UnixConnection(RingStream):
             return self._lent.lend_copy(filled)
         return self._lent.lend(nbytes)
 
-    def window(self, number: int) -> tuple[Any, Lease]:
+    def window(self, number: int) -> tuple[Any, SegmentLease]:
         """The segment that the peer has lent; see `Connection.window`."""
         if self._received is None:
             return super().window(number)

@@ -18,7 +18,6 @@ from lockstitch.wire.frames import (
     HEADER_BYTES,
     IN_SEGMENT,
     FrameLimits,
-    Lease,
     Window,
     digest_of,
 )
@@ -32,6 +31,8 @@ from lockstitch.wire.windows import WindowTensorReceiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from lockstitch.memory.leases import SegmentLease
 
 _read_header = HEADER.unpack_from
 
@@ -240,7 +241,7 @@ class FrameDecoder:
         loaded = layout.load(inline)
         address = self._address + end - small if small else 0
         message = None if bulk_length else layout.read(loaded, address, small, limits.items)
-        lease: Lease | None = None
+        lease: SegmentLease | None = None
         if message is None:
             segment = number if flags else None
             receiver, lease = self._receiver(address, small, bulk_length, segment)
@@ -284,7 +285,7 @@ class FrameDecoder:
 
     def _receiver(
         self, address: int, small: int, bulk_length: int, segment: int | None
-    ) -> tuple[TensorReceiver, Lease | None]:
+    ) -> tuple[TensorReceiver, SegmentLease | None]:
         """`segment`: where the bulk lies, if it does not come in the stream."""
         if segment is None:
             return TensorReceiver(address, small, bulk_length, self._allocate), None

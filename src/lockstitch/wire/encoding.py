@@ -19,7 +19,6 @@ from lockstitch.wire.frames import (
     IN_SEGMENT,
     FrameLimits,
     Lend,
-    Loan,
     digest_of,
 )
 from lockstitch.wire.layouts import layout_of
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 
     from lockstitch.devices.maps import DeviceMap
     from lockstitch.memory.host_copies import HostCopies
+    from lockstitch.memory.leases import Loan
     from lockstitch.wire.layouts import Layout
     from lockstitch.wire.messages import Message
 

@@ -18,44 +18,22 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from lockstitch.memory.leases import Loan, SegmentLease
 
 HEADER: Final = struct.Struct("<IBBHIQ")
 HEADER_BYTES: Final = HEADER.size
 IN_SEGMENT: Final = 1
 DIGEST_BYTES: Final = 32
 
-
-class Loan(Protocol):
-    """Memory that the receiver will see without a copy, once it is filled and `number` sent."""
-
-    number: int
-    address: int
-
-    def cancel(self) -> None:
-        """The receiver will not hear of it."""
-        ...
-
-    def pin(self) -> None:
-        """A device is about to fill it."""
-        ...
-
-
 Lend = Callable[..., "Loan | None"]
 """As `lend(nbytes)` it asks for so many bytes of memory that the receiver will see; None: the
 stream will do. As `lend(nbytes, filled)` it asks that the receiver see the `HostCopy` that `filled`
 returns."""
 
-
-class Lease(Protocol):
-    """The use of such memory by its receiver. `end` is what happens in the end: nothing, until it
-    is set to `give_back`."""
-
-    end: Callable[[], object]
-    give_back: Callable[[], object]
-
-
-Window = Callable[[int], "tuple[Any, Lease]"]
+Window = Callable[[int], "tuple[Any, SegmentLease]"]
 """The memory of that number as a writable buffer, and the lease that ends with it."""
 
 

@@ -9,7 +9,7 @@ The decoder moves nothing: it runs on whichever thread reads, and another may be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,15 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from lockstitch.devices.maps import DeviceMap
+    from lockstitch.memory.leases import SegmentLease
     from lockstitch.wire.tensors import Header, Memory
-
-
-class Pinnable(Protocol):
-    """Shared memory that a device may copy from or to more than once."""
-
-    def pin(self) -> None:
-        """Prepares the memory for being copied from or to now."""
-        ...
 
 
 # ---------------------------------------------------------------- sending
@@ -77,7 +70,7 @@ class StagedPayload(Payload):
     them: item → header, and whether it may become a leaf."""
 
     staged: dict[int, tuple[Header, bool]]
-    window: Pinnable | None = None
+    window: SegmentLease | None = None
     """The shared memory in which large items lie."""
     landed: Sequence[Any] = ()
     """The items once they were moved."""

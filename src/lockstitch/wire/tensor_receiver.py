@@ -46,7 +46,7 @@ from lockstitch.wire.tensors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lockstitch.wire.staging import Pinnable
+    from lockstitch.memory.leases import SegmentLease
     from lockstitch.wire.tensors import Header
 
 Allocate = Callable[[int], Any]
@@ -69,7 +69,7 @@ class TensorReceiver:
 
     __slots__ = ("_address", "_allocate", "_bases", "_bulk", "_small", "items", "targets")
 
-    shared_memory: Pinnable | None = None
+    shared_memory: SegmentLease | None = None
     """Where the large items lie, if that is not memory of this process alone."""
 
     def __init__(
