@@ -36,7 +36,7 @@ from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.autograd.graph import GradientEdge
 
 from lockstitch.autograd.graph import interior_nodes
-from lockstitch.autograd.stitch import ANCHOR
+from lockstitch.autograd.stitch import ANCHOR, arriving_at
 from lockstitch.modes import in_plain_modes
 from lockstitch.torch_internals.autograd import (
     AccumulateGrad,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.graph import Component, Entry, Gradients
     from lockstitch.autograd.narrowing import End
-    from lockstitch.autograd.stitch import GradientSink, Receive
+    from lockstitch.autograd.stitch import GradientSink
     from lockstitch.ids import GlobalId
     from lockstitch.torch_internals.autograd import Node
 
@@ -89,16 +89,6 @@ def is_run_by_this_thread(context: DistAutogradContext) -> bool:
     """Returns whether the calling code is part of a backward pass of `context`: a hook, for
     example."""
     return RUNNING.context is context
-
-
-class _Nowhere:
-    """The sink of receives whose gradients nobody wants."""
-
-    def emit(self, receive: Receive, gradients: Gradients) -> None:
-        """Drops them."""
-
-
-_NOWHERE = _Nowhere()
 
 
 class ComponentRun(NamedTuple):
@@ -210,20 +200,11 @@ class ComponentRun(NamedTuple):
         if self.ends is not None:
             self._run_to_the_ends(edges, gradients, self.ends)
             return
-        receives = [node.receive for node in component.receives]
         inputs = component.leaves
-        if receives or not inputs:
+        if component.receives or not inputs:
             inputs = (*inputs, ANCHOR)
-        for receive in receives:
-            receive.sink = self.sink
-        for node in self.unwanted:
-            node.receive.sink = _NOWHERE
-            receives.append(node.receive)
-        try:
+        with arriving_at(self.sink, component.receives, self.unwanted):
             captured = run_engine(edges, gradients, inputs, self.retain_graph, self.create_graph)
-        finally:
-            for receive in receives:
-                receive.sink = None
         gradients.clear()
         if not component.hooked:
             self._keep(captured)

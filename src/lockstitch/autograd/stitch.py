@@ -62,15 +62,30 @@ class Receive:
         self.sink: GradientSink | None = None
 
 
+class _Nowhere:
+    """The sink of receives whose gradients nobody wants."""
+
+    def emit(self, receive: Receive, gradients: Gradients) -> None:
+        """Drops them."""
+
+
+_NOWHERE = _Nowhere()
+
+
 @contextlib.contextmanager
-def arriving_at(sink: GradientSink, nodes: Sequence[Node]) -> Iterator[None]:
-    """Within, a run of the engine hands what comes to these receives to `sink`."""
+def arriving_at(
+    sink: GradientSink, nodes: Sequence[Node], unwanted: Sequence[Node] = ()
+) -> Iterator[None]:
+    """Within, a run of the engine hands what comes to these receives to `sink`, and drops what
+    comes to those that are unwanted."""
     for node in nodes:
         node.receive.sink = sink
+    for node in unwanted:
+        node.receive.sink = _NOWHERE
     try:
         yield
     finally:
-        for node in nodes:
+        for node in (*nodes, *unwanted):
             node.receive.sink = None
 
 
