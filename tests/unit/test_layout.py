@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "rref/lifetime/user_side.py": "tests/unit/rref/test_lifetime.py plays both sides",
     "rref/home.py": "an abstract class",
     "rendezvous/membership_events.py": "declarations; test_membership_protocol.py uses each",
-    "autograd/messaging.py": "protocols; what implements them is tested",
     "runtime/interceptor.py": "a protocol",
     "runtime/source.py": "a protocol",
     "runtime/statistics.py": "declarations; the tests of the runtime read them",

@@ -31,7 +31,6 @@ How it works, in the order in which one reads it:
     reports.py      a context as others see it
     observing.py    what a pass notes of itself while somebody records
     termination.py  is the pass finished, is it stuck
-    messaging.py    what all this asks of the rest of Lockstitch
 """
 
 from __future__ import annotations

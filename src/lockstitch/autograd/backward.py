@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from lockstitch.autograd.discovery import Parts, Reach
     from lockstitch.autograd.emission import Sew
     from lockstitch.autograd.graph import Entry, Gradients
-    from lockstitch.autograd.messaging import Participant
     from lockstitch.autograd.progress import Progress
     from lockstitch.autograd.stitch import Receive
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.runtime.pending import Pending
+    from lockstitch.runtime.worker import Worker
 
 _LONG_GRAPH: Final = 5_000
 """From so many nodes on, a component runs in a thread of its own. That takes a tenth less time than
@@ -67,7 +67,7 @@ class BackwardPass:
 
     def __init__(
         self,
-        worker: Participant,
+        worker: Worker,
         context: DistAutogradContext,
         options: PassOptions,
         conductor: Conductor,

@@ -10,7 +10,7 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from lockstitch.autograd.listening import Listening
 from lockstitch.errors import ConnectionLostError, LockstitchError, text_of
@@ -20,10 +20,10 @@ from lockstitch.wire.messages import BackwardFailed, NeedParts, Payload, Report
 from lockstitch.wire.messages.backward import CREATE_GRAPH, FAST, RETAIN_GRAPH, SELECTS
 
 if TYPE_CHECKING:
-    from lockstitch.autograd.messaging import Participant
     from lockstitch.errors import RpcError
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.runtime.pending import Pending
+    from lockstitch.runtime.worker import Worker
     from lockstitch.wire.messages import Message
 
 Task = Callable[[], None]
@@ -62,121 +62,65 @@ def flags_of(retain_graph: bool, create_graph: bool, mode: str) -> int:
     return RETAIN_GRAPH * retain_graph + CREATE_GRAPH * create_graph + FAST * (mode == "fast")
 
 
-class Conductor(Protocol):
+class Conductor:
     """Whoever conducts a backward pass: the initiator itself, or on another worker what speaks to
-    it."""
-
-    is_distant: bool
-
-    def report(
-        self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool
-    ) -> None:
-        """Gradients were emitted and consumed; what the consumed ones gave to leaves is stored."""
-        ...
-
-    def need_parts(self) -> None:
-        """A component waits to know which stitches take part; see `BackwardPass.learn_parts`."""
-        ...
-
-    def listens_to(self, worker: WorkerId) -> bool:
-        """Returns whether `worker`, to which a gradient is about to be sent, may push its answer
-        (`runtime.reply_side_push`)."""
-        ...
-
-    def sleep(self, sleeper: Pending, *, knows_parts: bool) -> bool:
-        """Blocks a run until `sleeper` is finished; returns False when it has waited for long
-        before, and may have to ask. It `knows_parts` where it has been told who takes part."""
-        ...
-
-    def waited_too_long(self) -> None:
-        """Is called by a blocking run that waits in vain: asks who takes part, or whether the pass
-        is stuck."""
-        ...
-
-    def send(self, worker: WorkerId, message: Message) -> None:
-        """Sends a message of the pass to a worker. Raises `PeerDiedError`."""
-        ...
-
-    def answer_by_reply_push(self, worker: WorkerId) -> None:
-        """That worker listens to this one."""
-        ...
-
-    def begin_to_wait(self) -> None:
-        """A run begins that blocks for gradients."""
-        ...
-
-    def end_wait(self) -> None:
-        """That run is over."""
-        ...
-
-    def end(self, failed: bool) -> None:
-        """The pass is over here, or has failed."""
-        ...
-
-    def hand_over(self, task: Task) -> None:
-        """Has the run of the loss's roots done by the thread that called `backward`."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """The pass has failed on this worker."""
-        ...
-
-
-class NoConductor:
-    """The conductor of a pass that has ended."""
+    it. This one is of a pass that has ended, and does nothing."""
 
     is_distant = False
 
     def report(
         self, emitted: tuple[GlobalId, ...], consumed: tuple[GlobalId, ...], roots_ran: bool = False
     ) -> None:
-        """Does nothing: the pass has ended."""
+        """Gradients were emitted and consumed; what the consumed ones gave to leaves is stored."""
 
     def need_parts(self) -> None:
-        """Does nothing: the pass has ended."""
+        """A component waits to know which stitches take part; see `BackwardPass.learn_parts`."""
 
     def listens_to(self, _worker: WorkerId) -> bool:
-        """Returns False: the pass has ended."""
+        """Returns whether that worker, to which a gradient is about to be sent, may push its answer
+        (`runtime.reply_side_push`)."""
         return False
 
     def sleep(self, _sleeper: Pending, *, knows_parts: bool) -> bool:  # noqa: ARG002
-        """Returns at once: there is nothing to wait for."""
+        """Blocks a run until the sleeper is finished; returns False when it has waited for long
+        before, and may have to ask. It `knows_parts` where it has been told who takes part."""
         return True
 
     def waited_too_long(self) -> None:
-        """Does nothing: the pass has ended."""
+        """Is called by a blocking run that waits in vain: asks who takes part, or whether the pass
+        is stuck."""
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """Does nothing: the pass has ended."""
+        """Sends a message of the pass to a worker. Raises `PeerDiedError`."""
 
     def answer_by_reply_push(self, worker: WorkerId) -> None:
-        """Does nothing: the pass has ended."""
+        """That worker listens to this one."""
 
     def begin_to_wait(self) -> None:
-        """Does nothing: the pass has ended."""
+        """A run begins that blocks for gradients."""
 
     def end_wait(self) -> None:
-        """Does nothing: the pass has ended."""
+        """That run is over."""
 
     def end(self, failed: bool) -> None:
-        """Does nothing: the pass has ended."""
+        """The pass is over here, or has failed."""
 
     def hand_over(self, task: Task) -> None:
-        """Does nothing: the pass has ended."""
+        """Has the run of the loss's roots done by the thread that called `backward`."""
 
     def fail(self, error: BaseException) -> None:
-        """Does nothing: the pass has ended."""
+        """The pass has failed on this worker."""
 
 
-NOBODY: Final = NoConductor()
+NOBODY: Final = Conductor()
 
 
-class RemoteInitiator:
+class RemoteInitiator(Conductor):
     """The conductor of one pass (see `Conductor`), on a worker that only takes part."""
 
     is_distant = True
 
-    def __init__(self, worker: Participant, context: int, options: PassOptions) -> None:
+    def __init__(self, worker: Worker, context: int, options: PassOptions) -> None:
         self._worker = worker
         self._context = context
         self._options = options
@@ -194,7 +138,6 @@ class RemoteInitiator:
         self._tell(Report(self._context, self._options.id, emitted, consumed))
 
     def need_parts(self) -> None:
-        """See `Conductor.need_parts`."""
         self._has_asked = True
         self._tell(NeedParts(self._context, self._options.id))
 
@@ -210,7 +153,6 @@ class RemoteInitiator:
             return False
 
     def begin_to_wait(self) -> None:
-        """See `Conductor.begin_to_wait`."""
         with self._lock:
             if self._listening is None:
                 listening = Listening(self._worker.agent)
@@ -224,7 +166,6 @@ class RemoteInitiator:
             self._listening.attend()
 
     def end(self, failed: bool) -> None:
-        """See `Conductor.end`."""
         with self._lock:
             self._has_ended = True
         if self._listening is not None:
@@ -237,7 +178,6 @@ class RemoteInitiator:
         return None if never_asks else LONG_WAIT_SECONDS
 
     def sleep(self, sleeper: Pending, *, knows_parts: bool) -> bool:
-        """See `Conductor.sleep`."""
         assert self._listening is not None
         return self._listening.sleep(sleeper, self.long_wait_seconds(knows_parts=knows_parts))
 
@@ -255,12 +195,10 @@ class RemoteInitiator:
             raise
 
     def answer_by_reply_push(self, worker: WorkerId) -> None:
-        """See `Conductor.answer_by_reply_push`."""
         assert worker == self._options.initiator
         self._is_listened_to = True
 
     def waited_too_long(self) -> None:
-        """See `Conductor.waited_too_long`."""
         self.need_parts()
 
     def hand_over(self, task: Task) -> None:

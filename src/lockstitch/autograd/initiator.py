@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from lockstitch.autograd.backward import BackwardPass
-from lockstitch.autograd.conductor import LONG_WAIT_SECONDS
+from lockstitch.autograd.conductor import LONG_WAIT_SECONDS, Conductor
 from lockstitch.autograd.discovery import Closure
 from lockstitch.autograd.listening import Listening, Sleeper
 from lockstitch.autograd.termination import Balance, StandstillDetector
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from lockstitch.autograd.discovery import Reach
     from lockstitch.autograd.emission import Sew
     from lockstitch.autograd.graph import Entry, Gradients
-    from lockstitch.autograd.messaging import Participant
     from lockstitch.autograd.termination import PassStatus
     from lockstitch.ids import GlobalId, WorkerId
     from lockstitch.runtime.pending import Pending
+    from lockstitch.runtime.worker import Worker
     from lockstitch.wire.messages import Message
 
 # How long a fast pass may be silent before its initiator asks whether it is stuck; doubled after
@@ -47,10 +47,9 @@ _SILENCE_SECONDS = 0.1
 _LONGEST_SILENCE_SECONDS = 2.0
 
 
-class Initiator:
+class Initiator(Conductor):
     """The conductor of one pass (see `conductor.Conductor`), where `backward` was called."""
 
-    is_distant = False
     # Most passes never get other values, and then these cost nothing.
     _sleeper: Pending | None = None
     _reader: int | None = None
@@ -66,7 +65,7 @@ class Initiator:
 
     def __init__(
         self,
-        worker: Participant,
+        worker: Worker,
         context: DistAutogradContext,
         options: PassOptions,
         sew: Sew,
@@ -222,35 +221,21 @@ class Initiator:
         return LONG_WAIT_SECONDS if self._closure is None else None
 
     def sleep(self, sleeper: Pending, *, knows_parts: bool) -> bool:  # noqa: ARG002
-        """See `Conductor.sleep`."""
         return self._listening.sleep(sleeper, self.long_wait_seconds())
 
     def listens_to(self, worker: WorkerId) -> bool:
-        """See `Conductor.listens_to`."""
         return self._listening.begin(worker)
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """See `Conductor.send`."""
         if worker in self._listeners:
             self._messaging.send_back(worker, message)
         else:
             self._messaging.send(worker, message)
 
     def answer_by_reply_push(self, worker: WorkerId) -> None:
-        """See `Conductor.answer_by_reply_push`."""
         self._listeners.add(worker)
 
-    def begin_to_wait(self) -> None:
-        """Does nothing: the initiator listens all the time."""
-
-    def end_wait(self) -> None:
-        """Does nothing: the initiator listens all the time."""
-
-    def end(self, failed: bool) -> None:
-        """Does nothing: the initiator ends the pass itself."""
-
     def waited_too_long(self) -> None:
-        """See `Conductor.waited_too_long`."""
         if self.options.fast:
             self._ask_status()
         else:

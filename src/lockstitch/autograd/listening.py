@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from lockstitch.runtime.pending import Pending
 
 if TYPE_CHECKING:
-    from lockstitch.autograd.messaging import Messaging
     from lockstitch.ids import WorkerId
+    from lockstitch.runtime.agent import Agent
     from lockstitch.runtime.reply_side_push import PushListener
 
 _LINGER_SECONDS: Final = 10.0
@@ -35,7 +35,7 @@ class Sleeper(Pending):
 class Listening:
     """The workers of one pass to which this one listens; none at the beginning."""
 
-    def __init__(self, messaging: Messaging) -> None:
+    def __init__(self, messaging: Agent) -> None:
         self._messaging = messaging
         self._lock = threading.Lock()
         self._ways: dict[WorkerId, PushListener | None] = {}

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.contexts import Contexts
     from lockstitch.autograd.graph import Entry, Gradients
-    from lockstitch.autograd.messaging import Participant
     from lockstitch.autograd.stitch import Stitcher
     from lockstitch.errors import RpcError
     from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.runtime.worker import Worker
 
 
 class Passes:
     """See the module. It is made before the worker starts."""
 
-    def __init__(self, worker: Participant, contexts: Contexts, stitcher: Stitcher) -> None:
+    def __init__(self, worker: Worker, contexts: Contexts, stitcher: Stitcher) -> None:
         self._worker = worker
         self._messaging = worker.agent
         self._contexts = contexts

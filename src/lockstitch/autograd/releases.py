@@ -19,14 +19,14 @@ from lockstitch.wire.messages import ReleaseContext
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lockstitch.autograd.messaging import Participant
     from lockstitch.ids import WorkerId
+    from lockstitch.runtime.worker import Worker
 
 
 class Releases:
     """The releases that one worker has told and that are not answered yet."""
 
-    def __init__(self, worker: Participant) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._lock = threading.Lock()
         self._outbox = Outbox()

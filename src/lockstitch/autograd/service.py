@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from lockstitch.attach.values import ContextReport
     from lockstitch.autograd.context import DistAutogradContext
     from lockstitch.autograd.graph import Entry, Gradients
-    from lockstitch.autograd.messaging import Participant
     from lockstitch.ids import GlobalId
+    from lockstitch.runtime.worker import Worker
 
 
 class Elsewhere(Protocol):
@@ -58,7 +58,7 @@ class Elsewhere(Protocol):
 class AutogradService:
     """Distributed autograd of one worker. It is made before the worker starts."""
 
-    def __init__(self, worker: Participant) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._messaging = worker.agent
         self._contexts = Contexts(worker.id, self)
