@@ -27,31 +27,12 @@ if TYPE_CHECKING:
 
     from lockstitch.collectives.c10d.backend import C10dBackend
     from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSet
     from lockstitch.collectives.staging import Staging
 
 _LOOK_SECONDS = 1.0
-
-
-class DeviceBootstrap(Protocol):
-    """How the ranks of a set find each other for operations between devices."""
-
-    def announce(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
-        """Returns what to tell the others: that this rank's tensors are on that device. Begins to
-        listen for the other ranks if this one is the set's first."""
-        ...
-
-    def connect(
-        self, process_set: ProcessSet, device: torch.device | None, first: Placement
-    ) -> C10dBackend:
-        """Connects all ranks of the set, each of which calls this; returns a backend for tensors on
-        devices."""
-        ...
-
-    def cancel(self, process_set: ProcessSet) -> None:
-        """Stops listening for the other ranks; harmless when repeated."""
-        ...
 
 
 class SessionServices(Protocol):
@@ -73,7 +54,7 @@ class DeviceRoutes:
     def __init__(
         self,
         services: SessionServices,
-        bootstrap: DeviceBootstrap | None,
+        bootstrap: NcclBootstrap | None,
         staging: Staging,
         pending: PendingOperations,
     ) -> None:
@@ -136,7 +117,7 @@ class DeviceRoutes:
         with self._lock:
             return list(self._routes.values())
 
-    def _route(self, process_set: ProcessSet, bootstrap: DeviceBootstrap) -> _DeviceRoute:
+    def _route(self, process_set: ProcessSet, bootstrap: NcclBootstrap) -> _DeviceRoute:
         route = self._routes.get(process_set.id)
         if route is None:
             with self._lock:
@@ -158,7 +139,7 @@ class _DeviceRoute:
         self,
         process_set: ProcessSet,
         services: SessionServices,
-        bootstrap: DeviceBootstrap,
+        bootstrap: NcclBootstrap,
         devices: DeviceRoutes,
         pending: PendingOperations,
     ) -> None:

@@ -39,8 +39,8 @@ from lockstitch.errors import RankLostError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lockstitch.collectives.device_routes import DeviceBootstrap
     from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
     from lockstitch.collectives.requests import Request
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class LocalSessions:
         clock: Clock = SYSTEM_CLOCK,
         stall_warning_seconds: float = 60.0,
         stall_failure_seconds: float = 0.0,
-        bootstrap: Callable[[Topology, ProcessSets, PendingOperations], DeviceBootstrap]
+        bootstrap: Callable[[Topology, ProcessSets, PendingOperations], NcclBootstrap]
         | None = None,
     ) -> None:
         self._meeting = _Meeting(size)

@@ -21,7 +21,7 @@ from lockstitch.collectives.c10d.coordinator_link import (
     CoordinatorServer,
     connect_to_coordinator,
 )
-from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
+from lockstitch.collectives.c10d.group_operations import GroupOperations
 from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.placement import Placement, placed
 from lockstitch.link.addresses import LOOPBACK, own_address
@@ -71,7 +71,8 @@ class NcclBootstrap:
         self._lock = threading.Lock()
 
     def announce(self, process_set: ProcessSet, device: torch.device | None) -> Placement:
-        """See `DeviceBootstrap`."""
+        """Returns what to tell the others: that this rank's tensors are on that device. Begins to
+        listen for the other ranks if this one is the set's first."""
         mine = self._placed(device)
         if self._rank != process_set.ranks[0]:
             return mine
@@ -85,7 +86,8 @@ class NcclBootstrap:
     def connect(
         self, process_set: ProcessSet, device: torch.device | None, first: Placement
     ) -> C10dBackend:
-        """See `DeviceBootstrap`."""
+        """Connects all ranks of the set, each of which calls this; returns a backend for tensors on
+        devices."""
         rank, coordinator_rank = self._rank, process_set.ranks[0]
         seconds = self._options.timeout_seconds
         link_options = replace(
@@ -122,7 +124,7 @@ class NcclBootstrap:
         )
 
     def cancel(self, process_set: ProcessSet) -> None:
-        """See `DeviceBootstrap`."""
+        """Stops listening for the other ranks; harmless when repeated."""
         with self._lock:
             opened = self._open.pop(process_set.id, None)
         if opened is not None:
@@ -136,7 +138,7 @@ class NcclBootstrap:
         return placed(device, self._host, self._options.device_operations)
 
     def _groups(self, store: Store, device: torch.device | None) -> GroupOperations:
-        return ProcessGroupOperations(self._rank, store, str(device), self._options.timeout_seconds)
+        return GroupOperations(self._rank, store, str(device), self._options.timeout_seconds)
 
     def _own_address(self) -> str:
         """Returns the address at which the ranks of other hosts reach this one."""

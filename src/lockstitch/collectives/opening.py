@@ -26,7 +26,7 @@ from lockstitch import __version__
 from lockstitch.clock import SYSTEM_CLOCK, Clock
 from lockstitch.collectives.c10d.backend import C10dBackend
 from lockstitch.collectives.c10d.beginning import in_thread
-from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
+from lockstitch.collectives.c10d.group_operations import GroupOperations
 from lockstitch.collectives.c10d.hierarchical import HierarchicalOperations
 from lockstitch.collectives.c10d.link_options import LinkOptions
 from lockstitch.collectives.c10d.peer_connections import PeerConnections
@@ -325,7 +325,7 @@ class _Opening:
         peers = PeerConnections(rank, chunks, transport, link_options, self._pending.clock)
         keywords: Any = {"silence_seconds": heartbeat if own else 0.0, "names": link_options.names}
         keywords |= {"peers": peers}
-        groups: GroupOperations = ProcessGroupOperations(
+        groups: GroupOperations = GroupOperations(
             rank, store, options.device, seconds, own, connect_seconds, **keywords
         )
         if name == "hierarchical":

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from lockstitch.attach.values import Question
     from lockstitch.clock import Clock
     from lockstitch.collectives.backend import Backend, BetweenHosts
-    from lockstitch.collectives.device_routes import DeviceBootstrap
     from lockstitch.collectives.handles import Handle
+    from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
     from lockstitch.collectives.pending_operations import PendingOperations
     from lockstitch.collectives.process_sets import ProcessSets
     from lockstitch.collectives.rank_names import RankNames
@@ -82,7 +82,7 @@ class Session(Operations):
         backend: Backend,
         pending: PendingOperations,
         sets: ProcessSets,
-        bootstrap: DeviceBootstrap | None = None,
+        bootstrap: NcclBootstrap | None = None,
     ) -> None:
         """`bootstrap`: for operations between devices; without them all goes by the backend."""
         self.topology = topology

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstitch.collectives import AVERAGE, SUM, Kind, ReduceOp, Reduction, Session, Stall
-from lockstitch.collectives.c10d.group_operations import GroupOperations, ProcessGroupOperations
+from lockstitch.collectives.c10d.group_operations import GroupOperations
 from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
 from lockstitch.collectives.placement import Placement
 from lockstitch.errors import CollectiveError, MismatchError, RankLostError
@@ -34,7 +34,7 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
 
     def groups(bootstrap: NcclBootstrap, store: Any, _device: object) -> GroupOperations:
         rank = bootstrap._rank
-        return ProcessGroupOperations(rank, store, "cpu", peers=peers_of(rank, store))
+        return GroupOperations(rank, store, "cpu", peers=peers_of(rank, store))
 
     monkeypatch.setattr(Session, "_is_on_host", staticmethod(is_on_host))
     monkeypatch.setattr("lockstitch.collectives.session.is_usual", lambda _request: False)

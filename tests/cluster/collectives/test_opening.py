@@ -67,7 +67,7 @@ def failing_on(rank: int, whole: Callable[..., Any], error: Exception) -> Callab
     ("backend", "function", "rank"),
     [
         ("c10d", "connect_to_coordinator", 1),
-        ("c10d", "ProcessGroupOperations", 0),
+        ("c10d", "GroupOperations", 0),
         ("c10d", "CoordinatorServer", 0),
         ("shared_memory", "create", 0),
         ("shared_memory", "SharedMemoryBackend", 0),
@@ -98,8 +98,8 @@ def test_rank_whose_groups_do_not_connect_is_told_to_all(monkeypatch: pytest.Mon
             raise RuntimeError("no way to rank 1")
         whole(groups, process_set)
 
-    whole = opening.ProcessGroupOperations.open_set
-    monkeypatch.setattr(opening.ProcessGroupOperations, "open_set", open_set)
+    whole = opening.GroupOperations.open_set
+    monkeypatch.setattr(opening.GroupOperations, "open_set", open_set)
     errors = open_three("c10d", 2.0)
     assert str(errors[2]) == "no way to rank 1"
     for error in errors[:2]:
@@ -119,8 +119,8 @@ def test_process_set_is_given_up_where_a_host_falls_silent_though_gloo_goes_on_w
     def silent(stream: StreamConnection) -> float:
         return 11.0 if threading.current_thread().name == "opens 2" else 0.0
 
-    may_end, whole = threading.Event(), opening.ProcessGroupOperations._new_group
-    monkeypatch.setattr(opening.ProcessGroupOperations, "_new_group", new_group)
+    may_end, whole = threading.Event(), opening.GroupOperations._new_group
+    monkeypatch.setattr(opening.GroupOperations, "_new_group", new_group)
     monkeypatch.setattr(StreamConnection, "seconds_unacknowledged", silent)
     begin, errors = (
         SYSTEM_CLOCK.now(),

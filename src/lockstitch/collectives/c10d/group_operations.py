@@ -16,7 +16,7 @@ import threading
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -47,7 +47,6 @@ from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from torch.distributed.distributed_c10d import Store
 
@@ -95,83 +94,7 @@ _SILENT = os.strerror(errno.ETIMEDOUT)
 _PLACE_BYTES = 256
 
 
-class GroupOperations(Protocol):
-    """The operations; all ranks of a set call them in the same order, one at a time."""
-
-    device: torch.device
-
-    def opening(self) -> AbstractContextManager[Callable[[], object]]:
-        """A context manager around `open_set`. What it gives is called now and then meanwhile, in
-        another thread, so that connections to hosts that do not answer are given up."""
-        ...
-
-    def check_silence(self) -> None:
-        """Raises `RankLostError` where the host of a rank that is connected is silent."""
-        ...
-
-    def open_set(self, process_set: ProcessSet) -> None:
-        """Prepares for a set. All ranks of the session call this, its members or not."""
-        ...
-
-    def close_set(self, process_set: ProcessSet) -> None: ...
-
-    def message_group(self, process_set: ProcessSet, timeout: timedelta) -> Any:
-        """Returns another group of a set's ranks, for messages between them."""
-        ...
-
-    def can_reduce(self, dtype: torch.dtype) -> bool:
-        """Returns whether `reduce` takes it."""
-        ...
-
-    def reduce(
-        self,
-        flat: torch.Tensor,
-        op: ReduceOp,
-        scale: Scale,
-        process_set: ProcessSet,
-        sent: Sequence[int] = (),
-    ) -> None:
-        """Reduces a vector, in place; an average is only summed. The result is scaled. `sent`: the
-        numbers under which all have sent its first parts ahead, by position."""
-        ...
-
-    def may_send_ahead(self, request: Request, process_set: ProcessSet) -> bool:
-        """Returns whether `send_ahead` takes it: the same for all ranks that give the same, but for
-        how their tensors lie."""
-        ...
-
-    def send_ahead(self, request: Request, number: int, process_set: ProcessSet) -> None:
-        """Sends the first parts of what will be reduced, without waiting; see `ahead`."""
-        ...
-
-    def gather(
-        self, mine: torch.Tensor, sizes: Sequence[int], process_set: ProcessSet
-    ) -> list[torch.Tensor]:
-        """Returns everybody's bytes; `sizes` says how many each position has."""
-        ...
-
-    def broadcast(self, content: torch.Tensor, root: int, process_set: ProcessSet) -> None:
-        """Bytes of the rank at position `root`, in place."""
-        ...
-
-    def exchange(
-        self,
-        mine: torch.Tensor,
-        send: Sequence[int],
-        receive: Sequence[int],
-        process_set: ProcessSet,
-    ) -> torch.Tensor:
-        """Sends `send[i]` bytes to position i, receives `receive[i]` from it."""
-        ...
-
-    def abort(self) -> None:
-        """Ends operations that wait for others, from any thread."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class ProcessGroupOperations:
+class GroupOperations:
     """The operations over process groups, one for each process set.
 
     `seconds`: how long an operation may take beside the time that the bytes take, and
@@ -219,6 +142,9 @@ class ProcessGroupOperations:
 
     @contextmanager
     def opening(self) -> Iterator[Callable[[], object]]:
+        """A context manager around `open_set`. What it gives is called now and then meanwhile, in
+        another thread, so that connections to hosts that do not answer are given up."""
+
         def look() -> None:
             bound_now()
             self.check_silence()
@@ -229,10 +155,12 @@ class ProcessGroupOperations:
             yield look
 
     def check_silence(self) -> None:
+        """Raises `RankLostError` where the host of a rank that is connected is silent."""
         if self._peers is not None:
             self._peers.check_silence()
 
     def open_set(self, process_set: ProcessSet) -> None:
+        """Prepares for a set. All ranks of the session call this, its members or not."""
         if not process_set.includes(self._rank):
             return
         self._groups[process_set.id] = self._new_group(process_set)
@@ -253,6 +181,7 @@ class ProcessGroupOperations:
             group.shutdown()
 
     def can_reduce(self, dtype: torch.dtype) -> bool:
+        """Returns whether `reduce` takes it."""
         return not is_gpu(self.device) or dtype in _DTYPES
 
     def reduce(
@@ -263,6 +192,8 @@ class ProcessGroupOperations:
         process_set: ProcessSet,
         sent: Sequence[int] = (),
     ) -> None:
+        """Reduces a vector, in place; an average is only summed. The result is scaled. `sent`: the
+        numbers under which all have sent its first parts ahead, by position."""
         if not is_gpu(self.device):
             chunks = self._cut(flat)
             for _ in self._reduced(chunks, chunks, op, scale, process_set, sent):
@@ -275,6 +206,8 @@ class ProcessGroupOperations:
         scale.apply_(flat)
 
     def may_send_ahead(self, request: Request, process_set: ProcessSet) -> bool:
+        """Returns whether `send_ahead` takes it: the same for all ranks that give the same, but for
+        how their tensors lie."""
         if request.kind is not Kind.ALLREDUCE or len(request.tensors) != 1:
             return False
         (tensor,) = request.tensors
@@ -287,6 +220,7 @@ class ProcessGroupOperations:
         )
 
     def send_ahead(self, request: Request, number: int, process_set: ProcessSet) -> None:
+        """Sends the first parts of what will be reduced, without waiting; see `ahead`."""
         assert request.reduction is not None
         lines = self._lines(process_set.ranks)
         first = self._cut(request.tensors[0].view(-1))[0]
@@ -354,6 +288,7 @@ class ProcessGroupOperations:
     def gather(
         self, mine: torch.Tensor, sizes: Sequence[int], process_set: ProcessSet
     ) -> list[torch.Tensor]:
+        """Returns everybody's bytes; `sizes` says how many each position has."""
         longest = max(sizes)
         if not longest:
             return [mine.new_empty(0) for _ in sizes]
@@ -367,6 +302,7 @@ class ProcessGroupOperations:
         return [each[:size] for each, size in zip(found, sizes, strict=True)]
 
     def broadcast(self, content: torch.Tensor, root: int, process_set: ProcessSet) -> None:
+        """Bytes of the rank at position `root`, in place."""
         options = distributed.BroadcastOptions()
         options.rootRank = root
         options.rootTensor = 0
@@ -381,6 +317,7 @@ class ProcessGroupOperations:
         receive: Sequence[int],
         process_set: ProcessSet,
     ) -> torch.Tensor:
+        """Sends `send[i]` bytes to position i, receives `receive[i]` from it."""
         received = mine.new_empty(sum(receive))
         group = self._groups[process_set.id]
         options = distributed.AllToAllOptions()
@@ -391,6 +328,7 @@ class ProcessGroupOperations:
         return received
 
     def abort(self) -> None:
+        """Ends operations that wait for others, from any thread."""
         self._is_aborted = True
         if self._peers is not None:
             self._peers.abort()
@@ -415,6 +353,7 @@ class ProcessGroupOperations:
         return self._new_gloo(store, process_set, timedelta(seconds=self._connect_seconds))
 
     def message_group(self, process_set: ProcessSet, timeout: timedelta) -> Any:
+        """Returns another group of a set's ranks, for messages between them."""
         store = PrefixStore(f"messages{process_set.id}", self._store)
         return self._new_gloo(store, process_set, timeout)
 

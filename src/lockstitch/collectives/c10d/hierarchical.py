@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
+from lockstitch.collectives.c10d.group_operations import GroupOperations
 from lockstitch.collectives.requests import GLOBAL_SET, ReduceOp, Reduction
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _AHEAD = 2
 
 
-class HierarchicalOperations(ProcessGroupOperations):
+class HierarchicalOperations(GroupOperations):
     """Group operations whose reductions go through `local`, the session of this host's ranks."""
 
     # For each chunk the ranks of a host agree twice among themselves.

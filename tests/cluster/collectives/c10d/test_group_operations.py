@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 from lockstitch.collectives import SUM
 from lockstitch.collectives.arithmetic import UNSCALED
 from lockstitch.collectives.c10d import group_operations
-from lockstitch.collectives.c10d.group_operations import ProcessGroupOperations
+from lockstitch.collectives.c10d.group_operations import GroupOperations
 from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.rank_names import RankNames
 from lockstitch.errors import CollectiveError, RankLostError
@@ -17,7 +17,7 @@ from tests.cluster.collectives.ranks import in_threads, peers_of
 
 
 def test_ranks_that_do_not_connect_are_told_after_the_time_for_it() -> None:
-    groups = ProcessGroupOperations(0, HashStore(), "cpu", connect_seconds=0.1)
+    groups = GroupOperations(0, HashStore(), "cpu", connect_seconds=0.1)
     with pytest.raises(
         CollectiveError,
         match=r"rank 0 .* process set 3, \[1\], from host .* within 0.1 s: .* alive",
@@ -31,14 +31,14 @@ def test_ranks_of_a_large_set_connect_when_they_have_something_for_each_other(
 ) -> None:
     monkeypatch.setattr(group_operations, "MOST_CONNECTED", 2)
     store, everybody = HashStore(), ProcessSet(0, (0, 1, 2))
-    alone = ProcessGroupOperations(0, store, "cpu", address="127.0.0.1", peers=peers_of(0, store))
+    alone = GroupOperations(0, store, "cpu", address="127.0.0.1", peers=peers_of(0, store))
     alone.open_set(everybody)  # nobody else is there yet
 
     def work(rank: int) -> tuple[list[float], ...]:
         groups = alone
         if rank:
             peers = peers_of(rank, store)
-            groups = ProcessGroupOperations(rank, store, "cpu", address="127.0.0.1", peers=peers)
+            groups = GroupOperations(rank, store, "cpu", address="127.0.0.1", peers=peers)
             groups.open_set(everybody)
         vector, mine = torch.arange(5.0) + rank, torch.full((1 + rank,), rank, dtype=torch.uint8)
         groups.reduce(vector, SUM.op, UNSCALED, everybody)
@@ -64,7 +64,7 @@ def test_what_gloo_says_of_an_address_is_said_of_the_ranks_there() -> None:
     def work(rank: int) -> list[RuntimeError]:
         names = RankNames()
         names.learn_places(lambda _rank: "", f"host h{rank}")
-        groups = ProcessGroupOperations(
+        groups = GroupOperations(
             rank, store, "cpu", address="127.0.0.1", names=names, peers=peers_of(rank, store)
         )
         groups.open_set(pair)
@@ -82,13 +82,13 @@ def test_what_gloo_says_of_an_address_is_said_of_the_ranks_there() -> None:
     )
     assert type(reset) is CollectiveError
     assert type(unknown) is type(other) is RuntimeError
-    early = ProcessGroupOperations(1, store, "cpu")  # it has not heard where the others are
+    early = GroupOperations(1, store, "cpu")  # it has not heard where the others are
     said = RuntimeError(text)
     assert early._explained(said, pair) is said
 
 
 def test_operations_may_take_longer_than_connecting() -> None:
-    groups = ProcessGroupOperations(0, HashStore(), "cpu", seconds=6.0, connect_seconds=0.1)
+    groups = GroupOperations(0, HashStore(), "cpu", seconds=6.0, connect_seconds=0.1)
     alone = ProcessSet(1, (0,))
     groups.open_set(alone)
     assert groups._may_last(torch.ones(3 << 18), 2).total_seconds() == pytest.approx(6 + 6)
