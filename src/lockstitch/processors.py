@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -29,51 +29,31 @@ _IDLE_FIELD: Final = 4
 _AUTOGROUPS: Final = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
-class Processors(Protocol):
-    """What one must know of the host, and may ask of it."""
-
-    def allowed(self) -> Collection[int]:
-        """On which processors this thread may run."""
-        ...
-
-    def current(self) -> int:
-        """On which it runs."""
-        ...
-
-    def near(self, processor: int) -> Collection[int]:
-        """Those that share their last cache with it, itself among them, as far as is known."""
-        ...
-
-    def idle_seconds(self) -> dict[int, float]:
-        """How long each processor has been idle since the host began."""
-        ...
-
-    def move_to(self, processor: int) -> None:
-        """Has this thread go on there, for now."""
-        ...
-
-
-class HostProcessors:
-    """Those of this host. Everything may raise `OSError`."""
+class Processors:
+    """The processors of this host. Everything may raise `OSError`."""
 
     def __init__(self) -> None:
         # With the GIL: to let go of it takes longer than the call.
         self._getcpu: Callable[[], int] | None = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
 
     def current(self) -> int:
+        """On which processor this thread runs."""
         if self._getcpu is None:
             raise OSError("this C library does not tell where a thread runs")
         return self._getcpu()
 
     def allowed(self) -> Collection[int]:
+        """On which it may run."""
         return sorted(os.sched_getaffinity(0))
 
     def near(self, processor: int) -> Collection[int]:
+        """Those that share their last cache with it, itself among them, as far as is known."""
         # The levels are numbered from the processor on; not every host tells of them.
         shared = sorted(Path(_CACHES.format(processor)).glob("index*/shared_cpu_list"))
         return _parsed(shared[-1].read_text()) if shared else {processor}
 
     def idle_seconds(self) -> dict[int, float]:
+        """How long each processor has been idle since the host began."""
         ticks = os.sysconf("SC_CLK_TCK")
         rows = [line.split() for line in _STAT.read_text().splitlines() if line.startswith(_NAME)]
         return {
@@ -83,6 +63,7 @@ class HostProcessors:
         }
 
     def move_to(self, processor: int) -> None:
+        """Has this thread go on there, for now."""
         allowed = os.sched_getaffinity(0)
         try:
             os.sched_setaffinity(0, (processor,))

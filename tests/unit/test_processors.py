@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lockstitch.processors import HostProcessors, IdleWatch, _parsed, yielding_group
+from lockstitch.processors import IdleWatch, Processors, _parsed, yielding_group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Host(HostProcessors):
+class Host(Processors):
     """Processors that are idle for as long as a test says."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def test_where_there_is_one_processor_there_is_nowhere_to_go(watched: Watched) -
 
 
 def test_moving_leaves_a_thread_free_to_run_anywhere() -> None:
-    processors = HostProcessors()
+    processors = Processors()
     before = os.sched_getaffinity(0)
     assert processors.current() in processors.allowed()
     for processor in processors.allowed():

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.processors import HostProcessors, IdleWatch
+from lockstitch.processors import IdleWatch, Processors
 
 if TYPE_CHECKING:
-    from lockstitch.processors import Processors
     from lockstitch.transport.stream import StreamConnection
 
 _TIMES_IN_A_ROW: Final = 3
@@ -28,7 +27,7 @@ class Placement:
 
     def __init__(self, *, moves: bool, processors: Processors | None = None) -> None:
         self._moves = moves
-        self._processors: Processors = processors or HostProcessors()
+        self._processors = processors or Processors()
         self._idle = IdleWatch(self._processors)
         self._times = 0
         """For so many waits in a row both have been on one processor."""

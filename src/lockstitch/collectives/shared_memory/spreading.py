@@ -18,12 +18,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from lockstitch.processors import HostProcessors, IdleWatch, yielding_group
+from lockstitch.processors import IdleWatch, Processors, yielding_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from lockstitch.processors import Processors
 
 # A look takes some µs. Ranks that come out of work of their own may share a processor at once, and
 # may not wait for more than a few operations before they go back to it.
@@ -51,7 +50,7 @@ class Spreading:
         self._rank = rank
         self._places = places
         self._sleepers = sleepers
-        self._processors: Processors = processors or HostProcessors()
+        self._processors = processors or Processors()
         self._now = now
         self._next_look = 0.0
         self._not_before = 0.0
