@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
@@ -532,67 +531,3 @@ def test_timeout_may_be_set_at_any_time() -> None:
         groups.groups[0].set_timeout(timedelta(seconds=0.1))
         with pytest.raises(StalledError, match=r"waited .* s for rank 1, .* timeout of the group"):
             groups.groups[0].allreduce([torch.ones(1)], options()).wait()
-
-
-# ---------------------------------------------------------------- random sequences
-
-
-def random_operation(source: random.Random, size: int) -> Callable[[Any, int], tuple[Any, Any]]:
-    """What begins an operation, the same on all ranks, and returns the work and a check."""
-    kind = source.choice(["allreduce", "broadcast", "allgather", "scattered", "alltoall", "reduce"])
-    dtype = source.choice([torch.float32, torch.float64, torch.int64, torch.bfloat16])
-    rows, root, seed = source.choice([0, 1, 3, 40]), source.randrange(size), source.random()
-    op = source.choice([OP.SUM, OP.MAX, OP.MIN])
-
-    def given(rank: int, count: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(hash((seed, rank)) % 2**31)
-        return torch.randint(0, 9, (count, 2), generator=generator).to(dtype)
-
-    def begin(group: Any, rank: int) -> tuple[Any, Any]:
-        if kind in ("allreduce", "broadcast", "reduce"):
-            tensors = [given(each, rows) for each in range(size)]
-            expected = tensors[root] if kind == "broadcast" else reduced(tensors, op)
-            if kind == "reduce" and rank != root:
-                expected = tensors[rank]
-            mine = tensors[rank].t().clone().t() if seed < 0.5 else tensors[rank].clone()
-            work = getattr(group, kind)([mine], options(op, root))
-            return work, lambda: torch.equal(mine, expected)
-        everything = [given(each, rows * size) for each in range(size)]
-        if kind == "allgather":
-            whole = torch.zeros(rows * size * size, 2, dtype=dtype)
-            work = group.all_gather_single(whole, everything[rank])
-            return work, lambda: torch.equal(whole, torch.cat(everything))
-        shares = [each.view(size, rows, 2)[rank] for each in everything]
-        if kind == "scattered":
-            mine = torch.zeros(rows, 2, dtype=dtype)
-            work = group.reduce_scatter_single(mine, everything[rank], options(op))
-            return work, lambda: torch.equal(mine, reduced(shares, op))
-        whole = torch.zeros(rows * size, 2, dtype=dtype)
-        work = group.alltoall_base(whole, everything[rank], [], [])
-        return work, lambda: torch.equal(whole, torch.cat(shares))
-
-    return begin
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("backend", ["memory", "shared_memory"])
-@pytest.mark.parametrize("size", [2, 4])
-def test_random_sequences_are_those_of_plain_torch(backend: str, size: int, seed: int) -> None:
-    source = random.Random(seed)
-    operations = [random_operation(source, size) for _ in range(60)]
-
-    def work(group: Any, rank: int) -> None:
-        own = random.Random(rank)
-        pending = []
-        for begin in operations:
-            pending.append(begin(group, rank))
-            while pending and own.random() < 0.5:
-                done, holds = pending.pop(own.randrange(len(pending)))
-                done.wait() if own.random() < 0.7 else done.get_future().wait()
-                assert holds()
-        for done, holds in pending:
-            done.wait()
-            assert holds()
-
-    with Groups(backend, size) as groups:
-        groups.run(work)

@@ -523,22 +523,6 @@ def test_three_ranks_divide_by_three(backend: str) -> None:
         assert torch.equal(torch.cat(results), rows / 3)
 
 
-def test_two_ranks_reduce_large_tensors_of_all_kinds() -> None:
-    with Ranks(2, "shared_memory") as pair:
-        for count in (300_001, 2_000_000):
-            tensors = [sample(rank, (count,), torch.float32) for rank in range(2)]
-            for reduction in (SUM, AVERAGE, Reduction(ReduceOp.MAX, prescale=2.0)):
-                expected = tensors[0] + tensors[1]
-                if reduction is AVERAGE:
-                    expected = expected / 2
-                elif reduction is not SUM:
-                    expected = torch.maximum(*tensors) * 2
-                results = pair.run(
-                    lambda s, r=reduction, t=tensors: s.wait(s.allreduce(t[s.rank], r))
-                )
-                assert all(torch.equal(result, expected) for result in results)
-
-
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("reduction", [SUM, AVERAGE, Reduction(ReduceOp.PRODUCT, prescale=0.3)])
 def test_large_tensors_are_folded_in_the_order_of_ranks(size: int, reduction: Reduction) -> None:

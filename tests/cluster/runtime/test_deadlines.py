@@ -89,19 +89,6 @@ def test_lost_messages_end_in_a_timeout_and_harm_no_other(
             Background(lost.wait).result()
 
 
-def test_late_reply_is_ignored_and_later_calls_work(clock: ManualClock) -> None:
-    faults = Faults().delay(Reply, by=10)
-    with LocalCluster(2, clock=clock, faults=faults) as cluster:
-        late = call_async(cluster[0], 1, add, 1, timeout=5)
-        wait_until(lambda: cluster[1].agent.running_requests.finished == 1)
-        clock.wait_until_waiting()
-        clock.advance(5)
-        with pytest.raises(RpcTimeoutError):
-            Background(late.wait).result()
-        clock.advance(5)
-        assert call(cluster[0], 1, add, 2) == 12
-
-
 def test_repeated_and_reordered_replies_reach_the_right_callers() -> None:
     faults = Faults().repeat(Reply, times=None, copies=2).reorder(Reply, nth=3, times=20)
     with LocalCluster(2, faults=faults) as cluster:

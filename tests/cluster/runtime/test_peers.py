@@ -12,27 +12,8 @@ from lockstitch.testing.cluster import LocalCluster
 from lockstitch.testing.faults import Faults
 from lockstitch.trust import Secret
 from lockstitch.wire.messages import Call, Reply
-from tests.cluster.runtime.programs import Gate, add, call, call_async, here, wait_at_gate
+from tests.cluster.runtime.programs import Gate, call, call_async, here, wait_at_gate
 from tests.unit.runtime.stage import Background, wait_until
-
-
-def test_dead_peer_fails_every_waiter_at_once_and_later_calls_too(cluster: LocalCluster) -> None:
-    waiters = [Background(lambda: call(cluster[0], 1, wait_at_gate, timeout=0)) for _ in range(3)]
-    futures = [call_async(cluster[0], 1, wait_at_gate, timeout=0) for _ in range(3)]
-    Gate.await_entries(6)
-    cluster.kill("worker1")
-    for wait in (
-        *(each.result for each in waiters),
-        *(Background(each.wait).result for each in futures),
-    ):
-        with pytest.raises(PeerDiedError, match="'worker1' died") as caught:
-            wait()
-        assert isinstance(caught.value, ConnectionError)
-    with pytest.raises(PeerDiedError):
-        call(cluster[0], 1, here)
-    with pytest.raises(PeerDiedError):
-        call_async(cluster[0], 1, here).wait()
-    assert call(cluster[0], 0, here)[0] == "worker0"
 
 
 def test_peer_that_dies_of_a_call() -> None:
@@ -87,17 +68,6 @@ def test_closed_worker_says_so_and_closing_twice_is_harmless() -> None:
             me.agent.outgoing.call(WorkerId(1, 0), here)
 
 
-def test_worker_that_never_called_anybody_can_be_closed() -> None:
-    with LocalCluster(2):
-        pass
-
-
-def test_one_cluster_after_the_other_in_one_process() -> None:
-    for _ in range(3):
-        with LocalCluster(2) as cluster:
-            assert call(cluster[0], 1, add, 1) == 11
-
-
 def test_two_clusters_at_once_do_not_mix() -> None:
     with LocalCluster(["a", "b"]) as one, LocalCluster(["c", "d"]) as other:
         assert call(one[0], 1, here)[0] == "b"
@@ -136,31 +106,6 @@ def test_workers_with_different_secrets_refuse_each_other() -> None:
     with LocalCluster(2, options=secrets[0]) as cluster:
         assert call(cluster[0], 1, here)[0] == "worker1"
         assert cluster.traffic().kinds["Proof"] == 1
-
-
-def test_stranger_who_speaks_nonsense_disturbs_nobody(cluster: LocalCluster) -> None:
-    reports: list[BaseException] = []
-    cluster[1].agent.core.report = reports.append  # type: ignore[method-assign]
-    address = cluster[1].agent._acceptors[0]._listener.address
-    stranger = cluster.network.transport("stranger").connect(address, 1)
-    for nonsense in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100),):
-        stranger.send([nonsense])
-    counts: list[int] = []
-    stranger.receive_into(memoryview(bytearray(10)), counts, 10)
-    assert counts == [0]
-    assert call(cluster[0], 1, here)[0] == "worker1"
-    assert reports == []
-    assert cluster[1].agent.statistics().strangers == {"garbage": 1}
-
-
-def test_silent_caller_does_not_keep_a_worker_from_closing(cluster: LocalCluster) -> None:
-    address = cluster[1].agent._acceptors[0]._listener.address
-    silent = cluster.network.transport("silent").connect(address, 1)
-    assert call(cluster[0], 1, here)[0] == "worker1"
-    assert cluster[1].close() == []
-    counts: list[int] = []
-    silent.receive_into(memoryview(bytearray(10)), counts, 10)
-    assert counts == [0]
 
 
 def test_partition_is_a_silence_that_times_out_and_heals() -> None:
