@@ -16,7 +16,8 @@ trainer's step uses activations of the weights it went forward with, and, where 
 weight, that weight's value of now, read without a lock. Such a gradient is off by what the others
 moved meanwhile, as in every asynchronous scheme. Without a concurrent step nothing is off: results
 equal those of the plain optimizer bit by bit. The price: stepping between a forward pass and its
-own *second* backward is no longer noticed.
+own *second* backward is no longer noticed. Who must know, because copies are kept equal, asks
+`lockstitch.runtime.hidden_writes`.
 
 Steps on the same parameters exclude each other through a lock, so that no update is lost.
 """
@@ -30,9 +31,10 @@ import torch
 
 from lockstitch.optim import eager
 from lockstitch.optim.groups import shown
+from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
@@ -118,6 +120,11 @@ class LocalOptimizer:
                         # The optimizer replaced the storage instead of writing into it.
                         parameter.data = alias.data
             return _changed(before, self.optim.param_groups)
+
+    def writes_to(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """How often steps have written to each of some tensors."""
+        pairs = [self._pairs.get(id(each)) for each in tensors]
+        return [0 if pair is None or pair[0] is pair[1] else version_of(pair[1]) for pair in pairs]
 
     # ------------------------------------------------------------ options
 

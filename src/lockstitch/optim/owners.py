@@ -20,6 +20,7 @@ from lockstitch.optim.local import LocalOptimizer
 from lockstitch.optim.update_lock import UpdateLock
 from lockstitch.rpc import RRef, rpc_async
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
+from lockstitch.runtime.hidden_writes import HiddenWrites
 from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
@@ -132,8 +133,9 @@ def new_optimizer(
     """Makes the optimizer of one owner. Returns it, the options of its groups, and its defaults."""
     is_plain = len(given) == 1 and not given[0][2]
     parameters = _members(given[0]) if is_plain else [_as_group(each) for each in given]
-    lock = UpdateLock.of(current_worker())
-    local = LocalOptimizer(optimizer_class, parameters, lock, *args, **kwargs)
+    worker = current_worker()
+    local = LocalOptimizer(optimizer_class, parameters, UpdateLock.of(worker), *args, **kwargs)
+    HiddenWrites.of(worker).add(local)
     return RRef(local), local.options(), shown(local.optim.defaults)
 
 

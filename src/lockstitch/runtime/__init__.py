@@ -31,6 +31,7 @@ threads.py            those threads, started and used again
 monitor.py            the pool's thread that looks now and then whether another needs help
 invocation.py         one request being served
 event_loop.py         the thread on which `async def` functions run
+hidden_writes.py      tensors written to in such a way that their versions do not tell
 own_modes.py          modes of torch of code that stops and goes on later
 outcome.py            how something that runs elsewhere will end
 inherited.py          timeouts that nested calls inherit; no waits on an event loop

@@ -1,10 +1,9 @@
 """A slot on another worker: its replica is made there once, then kept equal.
 
 What travels to it with a call is its part of the batch, what has changed in the module
-(`module_changes.py`), and the parameters that have another version than when they were last sent:
-after an optimizer's step all that it moved, before the next step none. (A version counts changes
-through the tensor itself. Those through `tensor.data` do not count: call `DataParallel.close` after
-them.)
+(`module_changes.py`), and the parameters that have been written to since they were last sent: after
+an optimizer's step all that it moved, before the next step none. (What is written through
+`tensor.data` does not count: call `DataParallel.close` after it.)
 Back come outputs, and in a backward pass gradients.
 
 Each request is a call that ends when the worker dies and not before, made when the one before it
@@ -28,9 +27,9 @@ from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.module_changes import trainable
 from lockstitch.nn.slots.nesting import inside
 from lockstitch.rpc import remote, rpc_async
+from lockstitch.runtime.hidden_writes import HiddenWrites
 from lockstitch.runtime.worker import current_worker, has_current_worker
 from lockstitch.torch_internals.distributed import RemoteDevice
-from lockstitch.torch_internals.tensors import version_of, versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -122,7 +121,8 @@ class RemoteSlot(Slot):
         self.name = f"slot {number} (worker {self._owner.name!r})"
         self.statistics = SlotStatistics()
         self._leaves = list(blueprint.leaves)
-        self._sent = versions_of(self._leaves)
+        self._writes = HiddenWrites.of(self._worker)
+        self._sent = self._writes.states_of(self._leaves)
         self._released: deque[int] = deque()
         self._futures: dict[tuple[str, int], Future[Any]] = {}
         self._latest: Future[Any] | None = None
@@ -138,12 +138,12 @@ class RemoteSlot(Slot):
         self.statistics.parameter_bytes = sum(leaf.nbytes for leaf in self._leaves)
 
     def start(self, request: Request) -> None:
-        versions = enumerate(zip(self._sent, versions_of(self._leaves), strict=True))
-        numbers = [i for i, (sent, now) in versions if now != sent]
+        states = self._writes.states_of(self._leaves)
+        numbers = [i for i, now in enumerate(states) if now != self._sent[i]]
         update = self._update([(i, self._leaves[i].detach()) for i in numbers])
         self._post(("forward", request.number), Replica.forward, update, request)
         for i in numbers:
-            self._sent[i] = version_of(self._leaves[i])
+            self._sent[i] = states[i]
             self.statistics.parameter_bytes += self._leaves[i].nbytes
         self.statistics.passes += request.vjp_of is None
         self.statistics.other_bytes += request.changes.nbytes

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
+from torch import nn, optim
 
 import lockstitch.autograd as dist_autograd
 from lockstitch.errors import NotInitializedError, RpcError, SerializationError, SlotDiedError
 from lockstitch.nn import DataParallel
 from lockstitch.nn.slots.remote import Replica, is_on_worker
+from lockstitch.optim import DistributedOptimizer, parameters_of
+from lockstitch.rpc import RRef
 from lockstitch.runtime.worker import current_worker
 from lockstitch.testing import LocalCluster
 
@@ -85,6 +87,18 @@ def assert_is_plain(model: DataParallel[Any], twin: nn.Module) -> None:
     theirs.square().sum().backward()
     for mine, other in zip(model.module.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_what_a_distributed_optimizer_has_stepped_is_sent(cluster) -> None:
+    model = nn.Linear(4, 2)
+    parallel = DataParallel(model, ["worker0", "worker1"])
+    optimizer = DistributedOptimizer(optim.SGD, parameters_of(RRef(model)), lr=0.5)
+    for _ in range(2):  # the graphs of slots do not notice it, nor do those of one process
+        with dist_autograd.context() as context_id:
+            outputs = parallel(X)
+            torch.testing.assert_close(outputs, model(X))
+            dist_autograd.backward(context_id, [outputs.square().sum()])
+            optimizer.step(context_id)
 
 
 @pytest.mark.parametrize(
