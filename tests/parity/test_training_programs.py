@@ -6,13 +6,11 @@ import pytest
 from torch import optim
 
 from lockstitch.testing.cluster import LocalCluster
-from tests.parity.training_programs import (
-    OPTIMIZERS,
-    OWNERS,
-    SCHEDULERS,
-    Program,
-    assert_trains_alike,
-)
+from tests.parity.training.choices import OPTIMIZERS, SCHEDULERS
+from tests.parity.training.comparing import assert_trains_alike
+from tests.parity.training.drawing import drawn
+from tests.parity.training.program import OWNERS, Part, Program, Stepper
+from tests.parity.training.shrinking import smallest
 
 
 @pytest.fixture(scope="module")
@@ -21,36 +19,54 @@ def cluster():
         yield cluster
 
 
+PARTS = Part("ps1"), Part("ps2"), Part("trainer")
+GROUPED = Stepper((0, 1, 2), groups=((1,), (0, 2)), group_options=({"weight_decay": 0.1}, {}))
+
+
+def place_of(kind: type[optim.Optimizer]) -> int:
+    return next(place for place, (each, _) in enumerate(OPTIMIZERS) if each is kind)
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_every_scheduler_of_torch_sets_the_options_of_all_owners(cluster, scheduler) -> None:
-    program = Program(["ps1", "ps2", "trainer"], (optim.SGD, {"lr": 0.05, "momentum": 0.9}))
-    program.scheduler, program.groups = scheduler, [[0, 1], [2]]
-    program.group_options = [{}, {"lr": 0.01}]
-    assert_trains_alike(program)
+    stepper = Stepper(
+        (0, 1, 2), 1, scheduler, groups=((0, 1), (2,)), group_options=({}, {"lr": 0.01})
+    )
+    assert_trains_alike(Program(PARTS, (stepper,)))
 
 
 @pytest.mark.parametrize("number", range(len(OPTIMIZERS)))
 def test_every_optimizer_takes_groups_and_a_scheduler(cluster, number) -> None:
-    program = Program(["ps1", "ps2", "ps1"], OPTIMIZERS[number], "OneCycleLR")
-    program.groups, program.group_options = [[1], [0, 2]], [{"weight_decay": 0.1}, {}]
-    program.reload_at = 2
-    assert_trains_alike(program)
+    stepper = Stepper(
+        (0, 1, 2), number, "OneCycleLR", groups=((1,), (0, 2)), group_options=({"lr": 0.1}, {})
+    )
+    assert_trains_alike(Program(PARTS, (stepper,), reload_at=2).settled())
 
 
 def test_fifty_steps_with_scheduler_clipping_and_accumulation(cluster) -> None:
-    program = Program(["ps1", "ps2", "trainer", "ps1"], (optim.AdamW, {"lr": 0.01}), "OneCycleLR")
-    program.steps, program.passes, program.clip = 50, 2, (2.0, 0.05)
-    program.groups, program.group_options = [[3, 0], [1, 2]], [{"weight_decay": 0.0}, {}]
-    assert_trains_alike(program)
+    stepper = Stepper((0, 1, 2), place_of(optim.AdamW), "OneCycleLR", GROUPED.groups, ({}, {}))
+    assert_trains_alike(
+        Program(PARTS, (stepper,), steps=50, contexts=(0, 0), clip=(2.0, 0.05), clip_options={})
+    )
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_programs(cluster, seed) -> None:
-    assert_trains_alike(Program.random(seed))
+    assert_trains_alike(drawn(seed))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize("block", range(40))
 def test_many_random_programs(cluster, block) -> None:
     for seed in range(100 + 50 * block, 150 + 50 * block):
-        assert_trains_alike(Program.random(seed))
+        assert_trains_alike(drawn(seed))
+
+
+def test_a_program_that_fails_is_made_as_small_as_can_be() -> None:
+    """With what made it fail, and nothing else."""
+    program = next(
+        each for each in map(drawn, range(1000)) if each.reload_at and len(each.parts) > 2
+    )
+    found = smallest(program, lambda each: each.reload_at is not None)
+    expected = Program((Part(found.parts[0].owner),), (), 1, found.seed, reload_at=found.reload_at)
+    assert found == expected.settled()

@@ -31,10 +31,9 @@ import torch
 
 from lockstitch.optim import eager
 from lockstitch.optim.groups import shown
-from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
@@ -121,10 +120,10 @@ class LocalOptimizer:
                         parameter.data = alias.data
             return _changed(before, self.optim.param_groups)
 
-    def writes_to(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """How often steps have written to each of some tensors."""
-        pairs = [self._pairs.get(id(each)) for each in tensors]
-        return [0 if pair is None or pair[0] is pair[1] else version_of(pair[1]) for pair in pairs]
+    def alias_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Through which steps write to a tensor; None where they do not."""
+        pair = self._pairs.get(id(tensor))
+        return None if pair is None else pair[1]
 
     # ------------------------------------------------------------ options
 

@@ -15,7 +15,7 @@ from lockstitch.optim import DistributedOptimizer, GradScaler, parameters_of
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.trust.registry import Registry
-from tests.parity.training_programs import SCHEDULERS
+from tests.parity.training.choices import SCHEDULERS
 
 if TYPE_CHECKING:
     from pathlib import Path

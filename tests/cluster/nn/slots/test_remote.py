@@ -89,6 +89,17 @@ def assert_is_plain(model: DataParallel[Any], twin: nn.Module) -> None:
         torch.testing.assert_close(mine.grad, other.grad)
 
 
+def test_what_a_fused_optimizer_has_stepped_is_sent(cluster) -> None:
+    model = nn.Linear(4, 2)
+    parallel = DataParallel(model, ["worker0", "worker1"])
+    optimizer = optim.SGD(model.parameters(), lr=0.5, fused=True)
+    for _ in range(2):  # whose steps leave no trace in versions
+        outputs = parallel(X)
+        torch.testing.assert_close(outputs, model(X))
+        outputs.square().sum().backward()
+        optimizer.step()
+
+
 def test_what_a_distributed_optimizer_has_stepped_is_sent(cluster) -> None:
     model = nn.Linear(4, 2)
     parallel = DataParallel(model, ["worker0", "worker1"])
