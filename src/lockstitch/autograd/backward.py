@@ -269,10 +269,7 @@ class BackwardPass:
         assert self._components is not None
         progress = self._components.get(message.message)
         if progress is None:
-            return partial(
-                self.abandon,
-                DistAutogradError(f"a gradient came for {message.message}, which was never sent"),
-            )
+            return self._take_unexpected(message)
         if message.message in self._settled:
             return None  # repeated
         progress.settle(message)
@@ -282,6 +279,17 @@ class BackwardPass:
             self._wake_waiting()
             return None
         return partial(self._report, progress)
+
+    def _take_unexpected(self, message: Gradient) -> Task:
+        """What has come for no tensor that was sent before the walk. A checkpoint that runs a call
+        once more, in the pass, sends its arguments again, and no gradient comes back for these: but
+        word of that does, where they meet others' in one component."""
+        stitch = message.message
+        if not message.body.items and any(send.message == stitch for send in self._context.sends):
+            told = (*message.consumed, stitch)
+            return partial(self._conductor.report, message.emitted, told, False)
+        error = DistAutogradError(f"a gradient came for {stitch}, which was never sent")
+        return partial(self.abandon, error)
 
     def _decide(self, progress: Progress, *, is_callers_thread: bool = False) -> Task | None:
         options = self.options

@@ -12,6 +12,7 @@ import itertools
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
+import torch
 from torch.optim import optimizer as theirs
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -19,8 +20,6 @@ from lockstitch.torch_internals.tensors import version_of
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
-
-    import torch
 
     from lockstitch.runtime.worker import Worker
 
@@ -78,5 +77,6 @@ class HiddenWrites:
             return
         for group in optimizer.param_groups:
             for each in group["params"] if group.get("fused") else ():
-                if each.grad is not None:
+                # Those of a distributed optimizer are references; who owns them steps them.
+                if isinstance(each, torch.Tensor) and each.grad is not None:
                     steps[each] = steps.get(each, 0) + 1

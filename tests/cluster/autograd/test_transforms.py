@@ -12,7 +12,15 @@ from torch.utils.checkpoint import checkpoint
 
 from lockstitch import autograd, rpc
 from lockstitch.errors import DistAutogradError
-from tests.cluster.autograd.comparison import OWNED, Way, assert_same, call, make_leaves
+from tests.cluster.autograd.comparison import (
+    OWNED,
+    Way,
+    assert_same,
+    call,
+    make_leaves,
+    run_on,
+    run_plain,
+)
 
 # Forward-mode differentiation compiles a function of torch's by its older compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
@@ -114,6 +122,19 @@ CHECKPOINTS = {
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_checkpoint_changes_no_gradient(cluster, name):
     assert_same(cluster, lambda leaves: [CHECKPOINTS[name](leaves["x"] * leaves["y"]).cos()])
+
+
+def test_a_call_that_is_run_again_may_use_a_leaf_with_a_hook(cluster):
+    def forward(leaves):
+        leaves["w"].register_hook(torch.tanh)  # which it sees all at once
+        x = call("worker2", torch.sin, leaves["x"])
+        return [
+            checkpoint(lambda y: call("worker1", weighted, y.exp()).cos(), x, use_reentrant=False)
+        ]
+
+    plain, remote = run_plain(forward), run_on(cluster, forward)
+    assert plain.keys() == remote.keys()
+    assert all(torch.equal(remote[name], gradient) for name, gradient in plain.items())
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
