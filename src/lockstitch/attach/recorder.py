@@ -15,6 +15,7 @@ import contextlib
 import os
 import threading
 import time
+from threading import get_ident
 from typing import TYPE_CHECKING, Final
 
 from lockstitch.attach.ranges import RANGES
@@ -53,7 +54,7 @@ class Recorder:
         """Where spans go; None while nobody records."""
         self.rows: list[Row] = []
         """Spans that have been noted and are to be taken in. Who adds to it, or to the calls of a
-        function, calls `settle` where there are `SETTLED_AT`; `note` and `note_call` do both."""
+        function, calls `settle` where there are `SETTLED_AT`; the methods here do both."""
         self._traffic = Traffic()
         self._counts_until = 0.0
         self._recordings = 0
@@ -143,15 +144,35 @@ class Recorder:
         label = (kind, name, worker, peer)
         return label, self._traffic.series(label)
 
-    def note_call(
+    def note_call(  # noqa: PLR0913, PLR0917 - as above
+        self,
+        noted: Noted,
+        begun: float,
+        end: float,
+        number: int,
+        at: float,
+        sent: int,
+        received: int,
+        has_failed: bool,
+    ) -> None:
+        """A call has ended, which took this thread from `begun` to `end`, or from `at` on as a
+        whole: has it counted, if calls are, and its span kept, if spans are."""
+        if self.counts:
+            self.count_call(noted, end - (at or begun), sent, received, has_failed)
+        if self.spans is not None:
+            rows = self.rows
+            rows.append((noted[0], get_ident(), begun, end, number, at, sent, received, has_failed))
+            if len(rows) >= SETTLED_AT:
+                self.settle()
+
+    def count_call(
         self, noted: Noted, seconds: float, sent: int, received: int, has_failed: bool
     ) -> None:
-        """Has a call counted that has ended, if calls are."""
-        if self.counts:
-            series = noted[1]
-            series.note(seconds, sent, received, has_failed=has_failed)
-            if len(series.calls) >= SETTLED_AT:
-                self.settle(series)
+        """Has a call counted that has ended."""
+        series = noted[1]
+        series.note(seconds, sent, received, has_failed=has_failed)
+        if len(series.calls) >= SETTLED_AT:
+            self.settle(series)
 
     def note(self, row: Row) -> None:
         """Has a span kept, if spans are."""

@@ -409,7 +409,7 @@ class Invocation:
         if RECORDER.counts:  # now that it has left
             seconds, sent = self._core.now() - self.since, payload_bytes(message.body)
             has_failed = type(message) is Failure
-            RECORDER.note_call(self._noted(), seconds, sent, self._bytes_received(), has_failed)
+            RECORDER.count_call(self._noted(), seconds, sent, self._bytes_received(), has_failed)
 
     def _bytes_received(self) -> int:
         """The size of the values that the request has brought, if any."""

@@ -41,11 +41,7 @@ def note_answer(
     """The answer to such a call has been taken in since `begun`, or its error."""
     since, end, sent = pending.since, core.now(), pending.sent
     noted = RECORDER.noted("answer", name_of(pending.what), core.info.name, pending.peer)
-    RECORDER.note_call(noted, end - since, sent, received, has_failed)
-    if RECORDER.spans is not None:
-        RECORDER.note(
-            (noted[0], get_ident(), begun, end, pending.number, since, sent, received, has_failed)
-        )
+    RECORDER.note_call(noted, begun, end, pending.number, since, sent, received, has_failed)
 
 
 class RecordedInvocation(Invocation):

@@ -10,7 +10,6 @@ are read and made here as they would be by a thread of ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -189,11 +188,7 @@ class Outgoing:
             noted = estimate.noted if type(estimate) is CallEstimate else None
             if noted is None:
                 noted = self._noted(channel, pending)
-            RECORDER.note_call(noted, end - since, sent, received, has_failed)
-            if RECORDER.spans is not None:
-                RECORDER.note(
-                    (noted[0], get_ident(), since, end, number, 0.0, sent, received, has_failed)
-                )
+            RECORDER.note_call(noted, since, end, number, 0.0, sent, received, has_failed)
 
     def _noted(self, channel: Channel, pending: Pending) -> Noted:
         name, peer = name_of(pending.what), channel.peer.name

@@ -13,9 +13,8 @@ from lockstitch.attach.spans import spans_of
 
 
 def call(recorder: Recorder) -> None:
-    recorder.note_call(recorder.noted("call", "f", "w", "ps"), 1.0, 0, 0, has_failed=False)
-    if recorder.spans is not None:
-        recorder.note((("call", "f", "w", "ps"), 1, 1.0, 2.0, 7, 0.0, 0, 0, False))
+    noted = recorder.noted("call", "f", "w", "ps")
+    recorder.note_call(noted, 1.0, 2.0, 7, 0.0, 0, 0, has_failed=False)
 
 
 def test_it_is_off_until_somebody_asks() -> None:
