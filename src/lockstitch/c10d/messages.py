@@ -101,7 +101,7 @@ class Messages:
         except CollectiveError as error:
             raise self._group.explained(error, f"{name}, in {self._group.label}") from error
         entry = self._group.recorded(handle, name, (), 0.0, is_message=True)
-        if can_be_repeated(handle):
+        if (known is None or known[0].is_forgotten) and can_be_repeated(handle):
             if len(way.known) >= _MOST_KNOWN:
                 way.known.clear()
             way.known[kind] = self._session.repeated(handle), entry
