@@ -30,7 +30,7 @@ SHORT_BYTES: Final = 1 << 16
 """Up to here a single tensor may take the shortcut."""
 SMALL_BYTES: Final = 1 << 12
 """Up to here there are more places for it."""
-SMALL_PLACES: Final = 32
+SMALL_PLACES: Final = 64
 SHORT_PLACES: Final = 4
 RESULTS_BEGIN: Final = SMALL_PLACES * SMALL_BYTES + SHORT_PLACES * SHORT_BYTES
 """In a lane, behind the places for tensors; those for results are the same once more."""

@@ -14,7 +14,7 @@ from lockstitch.collectives import AVERAGE, SUM, ReduceOp, opening
 from lockstitch.collectives.negotiation import Negotiation, Submitted
 from lockstitch.collectives.shared_memory import shortcut
 from lockstitch.collectives.shared_memory.driving import Driver
-from lockstitch.collectives.shared_memory.segment import Geometry
+from lockstitch.collectives.shared_memory.segment import SMALL_PLACES, Geometry
 from lockstitch.collectives.shared_memory.shortcut import Shortcut
 from lockstitch.errors import CollectiveError, MismatchError, RankLostError
 from tests.cluster.collectives.mixtures import Mixture, folded, values
@@ -249,6 +249,16 @@ def test_several_at_once_in_one_order_need_no_table(ranks: Ranks, roads: Roads, 
     assert roads.taken() == (len(names) * ranks.size, 0)
 
 
+def test_as_many_as_there_are_places_need_no_table(ranks: Ranks, roads: Roads) -> None:
+    names = [f"x{number}" for number in range(SMALL_PLACES)]
+    for seed in (1, 2):
+        roads.taken()
+        handles = [[begin(session, name, seed) for name in names] for session in ranks.sessions]
+        for each in zip(*handles, strict=True):
+            check(ranks, list(each), seed)
+    assert roads.taken() == (len(names) * ranks.size, 0)
+
+
 def test_several_at_once_in_different_orders_go_by_the_table(ranks: Ranks, roads: Roads) -> None:
     names = ["a", "b", "c", "d"]
     for name in names:
@@ -289,7 +299,8 @@ def test_ranks_that_wait_for_others_in_other_orders_all_get_on(ranks: Ranks) -> 
 def test_more_at_once_than_lanes_have_places_for(ranks: Ranks, roads: Roads) -> None:
     def run(session: Session) -> None:
         for seed in range(3):
-            handles = [begin(session, f"x{number}", 100 * seed + number) for number in range(50)]
+            numbers = range(SMALL_PLACES + 20)
+            handles = [begin(session, f"x{number}", 100 * seed + number) for number in numbers]
             for number, handle in enumerate(handles):
                 parts = [values(rank, 100 * seed + number) for rank in range(ranks.size)]
                 assert torch.equal(session.wait(handle), folded(parts, ReduceOp.SUM, ranks.size))
