@@ -119,14 +119,27 @@ class Failed:
     fork: GlobalId
 
 
+class Hold:
+    """What one object of the program that stands for `fork` leaves behind when it goes. `counts`
+    says whether the table counts it, which an interrupt may have kept from happening."""
+
+    __slots__ = ("counts", "fork")
+
+    def __init__(self, fork: GlobalId, *, counts: bool) -> None:
+        self.fork = fork
+        self.counts = counts
+
+
 @record
 class Received:
-    """A message brought `fork`, which `parent` made for us."""
+    """A message brought `fork`, which `parent` made for us; an object with that `hold` stands for
+    it."""
 
     reference: GlobalId
     fork: GlobalId
     owner: WorkerId
     parent: WorkerId
+    hold: Hold | None = None
 
 
 @record

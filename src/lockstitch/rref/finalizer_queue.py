@@ -1,56 +1,51 @@
 """Where finalizers leave word that a reference is gone, and the thread that reads it.
 
-A finalizer may run at any point, in any thread and under any lock, so all it does is to append a
-fork to a `deque` and to wake the thread by a `SimpleQueue`, whose `put` is one reentrant C call.
-The thread sleeps on that queue, so an idle worker costs nothing. Once woken it waits a moment for
-more, and leaves them where whoever drains will find them. A program that makes and drops references
-in a loop is then not disturbed by each, and one message tells of many. Where many have come
-already, the program's next call ends the waiting.
+A finalizer may run at any point, in any thread and under any lock, and Python swallows an interrupt
+that strikes it. So all that it does is the `put` of a `SimpleQueue`, one reentrant C call. The
+thread sleeps on that queue, so an idle worker costs nothing. Once woken it waits a moment for more,
+and leaves them where whoever drains will find them. A program that makes and drops references in a
+loop is then not disturbed by each, and one message tells of many. Where many have come already, the
+program's next call ends the waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.ids import GlobalId
 
+T = TypeVar("T")
 
 _PATIENCE_SECONDS: Final = 0.005
 _MANY: Final = 16
 
 
-class FinalizerQueue:
-    """Calls `drop(forks)` for what finalizers left; the thread starts with `start`."""
+class FinalizerQueue(Generic[T]):
+    """Calls `drop(things)` for what finalizers left; the thread starts with `start`."""
 
-    def __init__(self, name: str, drop: Callable[[tuple[GlobalId, ...]], None]) -> None:
+    def __init__(self, name: str, drop: Callable[[tuple[T, ...]], None]) -> None:
         self._name = name
         self._drop = drop
-        self._left: deque[GlobalId] = deque()
-        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._left: SimpleQueue[T | None] = SimpleQueue()
+        """None ends the thread."""
+        self.let_go: Callable[[T], None] = self._left.put
+        """Leaves word that what a thing stands for is gone. Takes no lock, and is of C."""
         self._lock = threading.Lock()
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
         self._started = False
         self._closed = False
-
-    def let_go(self, fork: GlobalId) -> None:
-        """An object that stood for `fork` is gone. Takes no lock."""
-        if not self._closed:
-            self._left.append(fork)
-            if self._wakeups.empty():
-                self._wakeups.put(None)
+        self._is_over = False
 
     def relieve(self) -> None:
         """Ends the waiting of references that are to be told of, if they are many. It is cheap, and
         not for finalizers."""
-        if len(self._left) >= _MANY and not self._hurry.is_set():
+        if self._left.qsize() >= _MANY and not self._hurry.is_set():
             self._hurry.set()
 
     def start(self) -> None:
@@ -65,21 +60,23 @@ class FinalizerQueue:
 
     def drain(self) -> None:
         """Acts on what was left until now, instead of the thread."""
-        forks: list[GlobalId] = []
-        with contextlib.suppress(IndexError):  # there are no more
+        left: list[T | None] = []
+        with contextlib.suppress(Empty):  # there are no more
             while True:
-                forks.append(self._left.popleft())
-        if forks:
-            self._drop(tuple(forks))
+                left.append(self._left.get_nowait())
+        if None in left:
+            self._left.put(None)  # it is for the thread
+        things = tuple([each for each in left if each is not None])
+        if things and not self._is_over:
+            self._drop(things)
 
     def _run(self) -> None:
-        while not self._closed:
-            self._wakeups.get()
+        while (first := self._left.get()) is not None:
+            self._left.put(first)  # for whoever drains
             self._hurry.wait(_PATIENCE_SECONDS)
             if not self._closed:
                 self._hurry.clear()
             self.drain()
-        self.drain()
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Ends the thread; from now on nobody need be told. If it is telling somebody who takes in
@@ -88,6 +85,7 @@ class FinalizerQueue:
             self._closed = True
             self._hurry.set()
             thread = self._thread
-        self._wakeups.put(None)
+        self._left.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_seconds)
+        self._is_over = True

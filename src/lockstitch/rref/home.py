@@ -10,7 +10,7 @@ from lockstitch.clock import UNSET_TIMEOUT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockstitch.ids import GlobalId, WorkerId
+    from lockstitch.ids import WorkerId
     from lockstitch.rref.user_fork import UserFork
     from lockstitch.rref.values import OwnedValue
     from lockstitch.runtime.worker import Worker
@@ -60,7 +60,3 @@ class Home(ABC, Generic[R]):
     @abstractmethod
     def receive(self, state: State) -> R:
         """The reference that `send_off` of some worker made for this one."""
-
-    @abstractmethod
-    def let_go(self, fork: GlobalId) -> None:
-        """An object that stood for `fork` is gone. Called by finalizers: takes no lock."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from lockstitch.errors import LockstitchError, RRefError
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
     from lockstitch.wire.messages import Message
 
+E = TypeVar("E")
+
 TICK_SECONDS: Final = 0.25
 
 
@@ -72,7 +74,7 @@ class Actions:
     sends: list[Send] = field(default_factory=list)
     confirmed: list[UserFork] = field(default_factory=list)
     calls: list[Callable[[], None]] = field(default_factory=list)
-    freed: list[OwnedValue] = field(default_factory=list)
+    freed: list[OwnedValue | None] = field(default_factory=list)
     """Values to be let go with this object: their destructors are the user's."""
     may_begin: bool = False
     """Whether the remote call just told may run."""
@@ -130,9 +132,20 @@ class Ledger:
     def _decide_owner(self, event: OwnerEvent) -> Actions | None:
         """Returns what follows from `event` for the owner's table; None where nothing does."""
         with self._lock:
-            todo = self._owner.handle(event)
-            self._after_change(self._owner)
-            return self._actions_of_owner(todo) if todo else None
+            return self._to_the_end(self._follows_for_owner, event)
+
+    def _to_the_end(self, decide: Callable[[E], Actions | None], event: E) -> Actions | None:
+        try:
+            return decide(event)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: before anything else is told
+                self._act_soon(decide(event))
+            raise
+
+    def _follows_for_owner(self, event: OwnerEvent) -> Actions | None:
+        todo = self._owner.handle(event)
+        self._after_change(self._owner)
+        return self._actions_of_owner(todo) if todo else None
 
     def _actions_of_owner(self, todo: list[OwnerInstruction]) -> Actions:
         actions = Actions()
@@ -143,7 +156,7 @@ class Ledger:
                 case Keep(reference):
                     self._shared[reference] = self._find(reference)
                 case Free(reference):
-                    actions.freed.append(self._shared.pop(reference))
+                    actions.freed.append(self._shared.pop(reference, None))
                 case Begin():
                     actions.may_begin = True
                 case Barren(reference):
@@ -158,12 +171,15 @@ class Ledger:
     def _decide_user(self, event: UserEvent) -> Actions | None:
         """Returns what follows from `event` for the user's table; None where nothing does."""
         with self._lock:
-            todo = self._user.handle(event)
-            self._after_change(self._user)
-            actions = self._actions_of_user(todo) if todo else None
-            if isinstance(event, Received) and self._user.state(event.fork) is State.PENDING:
-                self._awaited[event.fork] = self._forks[event.fork]
-            return actions
+            return self._to_the_end(self._follows_for_user, event)
+
+    def _follows_for_user(self, event: UserEvent) -> Actions | None:
+        todo = self._user.handle(event)
+        self._after_change(self._user)
+        actions = self._actions_of_user(todo) if todo else None
+        if isinstance(event, Received) and self._user.state(event.fork) is State.PENDING:
+            self._awaited[event.fork] = self._forks[event.fork]
+        return actions
 
     def _actions_of_user(self, todo: list[UserInstruction]) -> Actions:
         actions = Actions()
@@ -184,8 +200,8 @@ class Ledger:
         if self._waiting:
             self._changed.notify_all()
         if not self._ticks and not self._closed and side.wants_ticks:
-            self._ticks = True
             self._agent.call_later(TICK_SECONDS, self._tick)
+            self._ticks = True
 
     # ------------------------------------------------------------ acting
 
@@ -274,18 +290,14 @@ class Ledger:
                 known = self._forks[fork] = UserFork(reference, fork, owner, self._worker.info.name)
             return known
 
-    def new_fork(
-        self, reference: GlobalId, fork: GlobalId, owner: WorkerInfo
-    ) -> tuple[UserFork, int]:
-        """The fork of a value that `owner` is about to be asked to make, and the number of the
-        claim to it."""
-        made = UserFork(reference, fork, owner, self._worker.info.name)
+    def claim_new(self, fork: UserFork) -> int:
+        """Claims a fork of a value that its owner is about to be asked to make; returns the number
+        of the claim."""
         with self._lock:
-            self._forks[fork] = made
-            actions = self._decide_user(Created(reference, fork, owner.worker))
-            serial = self._user.serial(fork)
+            actions = self._decide_user(Created(fork.reference, fork.fork, fork.owner.worker))
+            serial = self._user.serial(fork.fork)
         self._act(actions)
-        return made, serial
+        return serial
 
     def serial(self, fork: GlobalId) -> int:
         """The number of the claim to `fork`, for requests that name it."""

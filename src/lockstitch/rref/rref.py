@@ -2,7 +2,7 @@
 
 On the owner it holds the value itself, elsewhere a fork. It crosses the wire by the reducer that
 `ReferenceService` registers, and refuses every other pickler. Its finalizer only notes that it is
-gone: it may run at any point and under any lock.
+gone: it may run at any point and under any lock, and no interrupt strikes it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from lockstitch.torch_internals.autograd import is_profiling
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from lockstitch.ids import WorkerInfo
@@ -46,7 +48,11 @@ class RRef(Generic[T_co]):
     Raises `NotInitializedError` where there is no worker.
     """
 
-    __slots__ = ("__weakref__", "_creation", "_fork", "_home", "_type", "_value")
+    # Of C alone: what Python calls when the object goes. A method of ours would be a place where an
+    # interrupt may strike, and be swallowed, with the reference kept for good.
+    __del__: Callable[[], None]
+
+    __slots__ = ("__del__", "__weakref__", "_creation", "_fork", "_home", "_type", "_value")
 
     def __init__(self, value: T_co, type_hint: object = None) -> None:  # noqa: ARG002
         self._fork: UserFork | None = None
@@ -61,9 +67,12 @@ class RRef(Generic[T_co]):
         return cls._make(home, value, None)
 
     @classmethod
-    def _of_fork(cls, home: AnyHome, fork: UserFork) -> RRef[Any]:
-        """A reference to a value of another worker; `home` will be told of its end."""
-        return cls._make(home, None, fork)
+    def _of_fork(cls, home: AnyHome, fork: UserFork, gone: Callable[[], None]) -> RRef[Any]:
+        """A reference to a value of another worker. At its end `gone` is called, at any point and
+        under any lock."""
+        rref = cls._make(home, None, fork)
+        rref.__del__ = gone
+        return rref
 
     @classmethod
     def _make(cls, home: AnyHome, value: OwnedValue | None, fork: UserFork | None) -> RRef[Any]:
@@ -74,11 +83,6 @@ class RRef(Generic[T_co]):
         rref._home = home
         rref._value = value
         return rref
-
-    def __del__(self) -> None:
-        fork = getattr(self, "_fork", None)  # __init__ may have failed
-        if fork is not None:
-            self._home.let_go(fork.fork)
 
     def __repr__(self) -> str:
         if self._value is not None:

@@ -23,6 +23,7 @@ from lockstitch.rref.events import (
     Dropped,
     Failed,
     Forked,
+    Hold,
     Received,
     Settled,
     Shared,
@@ -111,24 +112,25 @@ class ReferenceService(Home[RRef[Any]]):
         Raises what keeps the arguments from being sent. A reference to a worker that is gone says
         so when it is used.
         """
+        reference = self._next_id()
         if to == self.worker.id:
-            reference = self._next_id()
-            value = OwnedValue(reference)
+            value, fork = OwnedValue(reference), None
             self._ledger.add_value(value)
             rref = RRef._of_value(self, value)
-            make = _remote_call(reference, reference, DIRECT)
-            outcome = partial(self._created_here, value)
+            creation = Creation(partial(self._created_here, value))
         else:
-            reference, name = self._next_id(), self._next_id()
-            fork, serial = self._ledger.new_fork(reference, name, self._agent.info_of(to))
-            rref = self._object_of(fork)
-            make = _remote_call(reference, name, serial)
-            outcome = partial(self._created, fork)
-        if copies is not None:
-            make = to_several(copies, make)
-        rref._creation = creation = Creation(outcome)
-        self._ledger.creation_began(reference)
+            fork = self._ledger.fork(reference, self._next_id(), self._agent.info_of(to))
+            rref = self._object_of(fork, Hold(fork.fork, counts=True))
+            creation = Creation(partial(self._created, fork))
+        rref._creation = creation
         try:
+            self._ledger.creation_began(reference)
+            if fork is None:
+                make = _remote_call(reference, reference, DIRECT)
+            else:
+                make = _remote_call(reference, fork.fork, self._ledger.claim_new(fork))
+            if copies is not None:
+                make = to_several(copies, make)
             self._agent.outgoing.call_into(creation, to, (function, args, kwargs), timeout, make)
         except BaseException:
             creation.complete(None, RRefError("rpc.remote raised, so its call has never left"))
@@ -189,14 +191,19 @@ class ReferenceService(Home[RRef[Any]]):
         known = rref._fork
         if known is not None and session.kept is not None and known.owner.worker == session.to:
             return self._lend(rref, known, session.kept)
-        state = self.send_off(rref, session.to)
-        owner, reference, fork, _ = state
-        gone = Withdrawn(GlobalId(*reference), GlobalId(*fork))
-        if WorkerId(*owner) == self.worker.id:
-            session.undo.append(lambda: self._ledger.tell_owner(gone))
+        made = self._next_id()
+        # Before there is anything to be taken back: an interrupt may come between.
+        session.will_undo(partial(self._withdraw, rref, made))
+        return self._send_off(rref, session.to, made)
+
+    def _withdraw(self, rref: RRef[Any], made: GlobalId) -> None:
+        """The fork `made` has not left, and perhaps is none yet."""
+        value, fork = rref._value, rref._fork
+        if value is not None:
+            self._ledger.tell_owner(Withdrawn(value.reference, made))
         else:
-            session.undo.append(lambda: self._ledger.tell_user(gone))
-        return state
+            assert fork is not None
+            self._ledger.tell_user(Withdrawn(fork.reference, made))
 
     def _lend(self, rref: RRef[Any], fork: UserFork, kept: list[object]) -> Loan:
         """A reference in a request to the owner itself: nothing need be counted, since ours is
@@ -223,7 +230,10 @@ class ReferenceService(Home[RRef[Any]]):
 
     def send_off(self, rref: RRef[Any], to: WorkerId | None) -> State:
         """Makes a fork of `rref` for another worker. Raises `RRefError` if `rref` is past use."""
-        value, fork, made = rref._value, rref._fork, self._next_id()
+        return self._send_off(rref, to, self._next_id())
+
+    def _send_off(self, rref: RRef[Any], to: WorkerId | None, made: GlobalId) -> State:
+        value, fork = rref._value, rref._fork
         if value is not None:
             value.check_usable()
             self._ledger.tell_owner(Shared(value.reference, made, to))
@@ -241,8 +251,9 @@ class ReferenceService(Home[RRef[Any]]):
         reference, name = GlobalId(*state[1]), GlobalId(*state[2])
         if owner != self.worker.id:
             fork = self._ledger.fork(reference, name, self._agent.info_of(owner))
-            rref = self._object_of(fork)
-            self._ledger.tell_user(Received(reference, name, owner, parent))
+            hold = Hold(name, counts=False)
+            rref = self._object_of(fork, hold)
+            self._ledger.tell_user(Received(reference, name, owner, parent, hold))
             return rref
         rref = RRef._of_value(self, self._ledger.find_value(reference))
         if parent == owner:
@@ -251,22 +262,18 @@ class ReferenceService(Home[RRef[Any]]):
             self._ledger.tell_user(CameHome(name, parent))
         return rref
 
-    def _object_of(self, fork: UserFork) -> RRef[Any]:
+    def _object_of(self, fork: UserFork, hold: Hold) -> RRef[Any]:
         self._finalizer_queue.start()
-        return RRef._of_fork(self, fork)
+        return RRef._of_fork(self, fork, partial(self._finalizer_queue.let_go, hold))
 
     # ------------------------------------------------------------ letting go
-
-    def let_go(self, fork: GlobalId) -> None:
-        """An object that stood for `fork` is gone. Called by finalizers: takes no lock."""
-        self._finalizer_queue.let_go(fork)
 
     def drain(self) -> None:
         """Actions on the references dropped until now, instead of the thread that would do so."""
         self._finalizer_queue.drain()
 
-    def _drop(self, forks: tuple[GlobalId, ...]) -> None:
-        self._ledger.tell_user(Dropped(forks))
+    def _drop(self, holds: tuple[Hold, ...]) -> None:
+        self._ledger.tell_user(Dropped(tuple([hold.fork for hold in holds if hold.counts])))
 
     def delete_all_users(self, timeout: float = 100.0) -> bool:
         """Gives up every reference to other workers' values, whatever still holds it, and waits
@@ -281,7 +288,7 @@ class ReferenceService(Home[RRef[Any]]):
         forks, held = self._ledger.held()
         for fork in forks:
             fork.delete()
-        self._drop(held)
+        self._ledger.tell_user(Dropped(held))
         return self._ledger.wait_until_empty(deadline) and settled
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ for their requests, and by the `Interceptor`.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lockstitch.errors import ConnectionLostError, PeerDiedError
@@ -175,9 +176,13 @@ class Agent:
     def _receive_from_self(self, message: Message) -> None:
         invocation = self._from_self.invocation(message)
         if invocation is not None:
-            self.thread_pool.submit(invocation.serve)
+            self.thread_pool.submit(partial(self._serve_from_self, invocation))
         else:
             self.serving.handlers[type(message)](self.id, message)
+
+    def _serve_from_self(self, invocation: Invocation) -> None:
+        if self._from_self.may_begin(invocation):
+            invocation.serve()
 
     def _sweep(self, now: float) -> float | None:
         deadlines = [channel.sweep(now) for channel in self.peers.channels()]

@@ -3,6 +3,7 @@ connection (`runtime.stream_channel`), or not at all (`runtime.loopback`)."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import threading
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
 from lockstitch.interrupts import if_free
 from lockstitch.runtime.flow_control import FlowControl
-from lockstitch.runtime.functions import OutgoingFunctions
+from lockstitch.runtime.functions import BY_VALUE, OutgoingFunctions
 from lockstitch.runtime.inherited import INHERITED
 from lockstitch.transport.base import SendTimeoutError
-from lockstitch.wire.messages import Alive, Cancel, Failure, Reply
+from lockstitch.wire.encodings import NOTHING
+from lockstitch.wire.messages import Alive, Call, Cancel, Failure, Payload, RemoteCall, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +29,11 @@ if TYPE_CHECKING:
     from lockstitch.runtime.pending import Pending
     from lockstitch.runtime.reply_side_push import PushListener
     from lockstitch.transport.base import RemainingTime
-    from lockstitch.wire.messages import Heartbeat, Message, Payload
+    from lockstitch.wire.messages import Heartbeat, Message
 
 _LOOK_SECONDS = 0.1
 _FEWER_SECONDS = 0.01
+_EMPTY_CALL = (BY_VALUE, None, None, None, Payload(NOTHING, b"", ()))
 _NO_ANSWER = "did not answer in time"
 _STANDS_STILL = "takes in nothing"
 
@@ -90,8 +93,8 @@ class Channel:
         self._most = options.calls_in_flight
         self._failing = threading.Lock()
         self._cancelling = threading.Lock()
-        self._unwanted: deque[int] = deque()
-        """Of those, the ones of which the callee is still to be told."""
+        self._unwanted: deque[Message] = deque()
+        """What the callee is still to be told about those."""
         self._given_up: set[int] = set()
         """Requests that nobody waits for any more; they have not been answered either."""
         self._last_delivered = 0
@@ -148,10 +151,13 @@ class Channel:
             if pending.future is None:
                 self._give_up(number, pending)
                 raise self._timeout(pending, _STANDS_STILL) from error
-        except BaseException as error:
+        except Exception as error:
             self._take_out(number)
             if pending.kept:
                 pending.take_back(error)
+            raise
+        except BaseException:
+            self._leave_unwanted(pending, build)
             raise
         if deadline is not None and deadline < deadlines.next:
             deadlines.announce(deadline)
@@ -346,9 +352,25 @@ class Channel:
         """Nobody waits any more for this request, which has left, or will."""
         self.abandon(number)
         if tells_callee or pending.travels is not None:
-            self._unwanted.append(number)
+            self._unwanted.append(Cancel(number))
             if not self._cancelling.locked():
                 self.core.spawn(self._cancel)
+
+    def _leave_unwanted(
+        self, pending: Pending, build: Callable[[int, float | None], Message]
+    ) -> None:
+        """An interrupt has struck while a request was sent, and nobody can tell whether it has
+        left. So it leaves once more, after the word that nobody wants its answer: if it was there
+        already it is not served again, else not at all. Either way what it brings is received, and
+        it is answered."""
+        number = pending.number
+        request = build(number, pending.travels) if pending.kept else Call(number, *_EMPTY_CALL)
+        if isinstance(request, (Call, RemoteCall)) and request.definition is not None:
+            # By now the number that it gave its function may be another one's.
+            request = dataclasses.replace(request, function=-1)
+        self.abandon(number)
+        self._unwanted.extend((Cancel(number), request))
+        self.core.spawn(self._cancel)
 
     def _timeout(self, pending: Pending, what: str) -> RpcTimeoutError:
         return timeout_of(pending, self.peer, what)
@@ -358,7 +380,7 @@ class Channel:
         while self._unwanted and self._cancelling.acquire(blocking=False):
             try:
                 while self._unwanted:
-                    self.post(Cancel(self._unwanted.popleft()))
+                    self.post(self._unwanted.popleft())
             except LockstitchError:  # it is gone
                 self._unwanted.clear()
             finally:

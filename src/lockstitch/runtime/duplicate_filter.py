@@ -27,12 +27,8 @@ class DuplicateFilter:
         """Whether a request comes for the first time. Raises `RemoteProtocolError` for a number
         that no caller can have reached."""
         if number >= self.next:
-            if number - self.next > _LONGEST_LEAP:
-                raise RemoteProtocolError(f"request {number} follows request {self.next - 1}")
-            first = max(self.next, number - _MOST_MISSING)
-            self._missing.update(dict.fromkeys(range(first, number)))
+            self._leap_to(number)
             self.next = number + 1
-            _trim(self._missing)
             return True
         if number in self._missing:
             del self._missing[number]
@@ -40,8 +36,19 @@ class DuplicateFilter:
         self.repeated += 1
         return False
 
+    def _leap_to(self, number: int) -> None:
+        """The next one is `number`; those before it are missing."""
+        if number - self.next > _LONGEST_LEAP:
+            raise RemoteProtocolError(f"request {number} follows request {self.next - 1}")
+        first = max(self.next, number - _MOST_MISSING)
+        self._missing.update(dict.fromkeys(range(first, number)))
+        self.next = max(self.next, number)
+        _trim(self._missing)
+
     def give_up(self, number: int) -> None:
         """The caller does not want that request's answer any more."""
+        if number >= self.next:  # should it come yet, it is not simply the next
+            self._leap_to(number + 1)
         self._given_up[number] = None
         _trim(self._given_up)
 

@@ -75,6 +75,18 @@ class Requests:
         kind = Invocation if RECORDER.spans is None else RecordedInvocation
         return kind(self.serving, self, message, known)
 
+    def may_begin(self, invocation: Invocation) -> bool:
+        """Whether a request comes for the first time, and its caller has not given it up before it
+        came; what is not to be begun is seen to."""
+        number: int = invocation.message.request  # type: ignore[attr-defined]
+        if not self.duplicates.is_new(number):
+            self.serving.running.note_repeated(invocation)
+            return False
+        if invocation.is_unwanted():
+            self.serving.core.spawn(invocation.refuse)
+            return False
+        return True
+
     def _new_function(self, number: int, definition: bytes | None) -> KnownFunction:
         """A function that is not known by its number."""
         if definition is not None:
@@ -294,8 +306,7 @@ class IncomingConnection(Requests):
             duplicates, number = self.duplicates, message.request  # type: ignore[attr-defined]
             if number == duplicates.next:
                 duplicates.next = number + 1
-            elif not duplicates.is_new(number):
-                self.serving.running.note_repeated(invocation)
+            elif not self.may_begin(invocation):
                 return True
             known = invocation.known
             if known.is_quick or (known.is_short and self._is_all_there_is()):

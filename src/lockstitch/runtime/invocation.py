@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.devices.streams import side_streams, wait_for
-from lockstitch.errors import CallbackError, LocalProtocolError, LockstitchError, add_note
+from lockstitch.errors import (
+    CallbackError,
+    CallCancelledError,
+    LocalProtocolError,
+    LockstitchError,
+    add_note,
+)
 from lockstitch.runtime import operators, remote_errors
 from lockstitch.runtime.inherited import inherited_deadline
 from lockstitch.runtime.packing import item_bytes, payload_bytes
@@ -130,9 +136,7 @@ class Invocation:
     def serve(self) -> None:
         """Serves the request on this thread, and notes whether that was quick."""
         if self.expires is not None and self._is_given_up(self.expires):
-            body = getattr(self.message, "body", None)
-            if body is not None:
-                self._serving.values.discard(body, self.caller)
+            self._discard()
             return  # the caller has given up
         started = perf_counter()
         server = self._serving.servers.get(type(self.message))
@@ -144,6 +148,17 @@ class Invocation:
         except BaseException as error:  # noqa: BLE001 - raised where the caller waits
             self.fail(error)
         self.known.note(perf_counter() - started)
+
+    def refuse(self) -> None:
+        """Answers a request that its caller had given up before it came; what it brings is given
+        back."""
+        self._discard()
+        self.fail(CallCancelledError("the call was given up by its caller before it came"))
+
+    def _discard(self) -> None:
+        body = getattr(self.message, "body", None)
+        if body is not None:
+            self._serving.values.discard(body, self.caller)
 
     def _is_given_up(self, expires: float) -> bool:
         """Whether the caller's time is over. What was to stay here is still made: others may have
@@ -259,7 +274,7 @@ class Invocation:
         del args, kwargs
         if type(value) is Deferred:
             self.park()
-            if self._coroutine is not None and self._is_unwanted():
+            if self._coroutine is not None and self.is_unwanted():
                 self._coroutine.cancel()
             answers_here = value.answers_here
             # Not `then`: the answer must keep its exception's type.
@@ -280,8 +295,8 @@ class Invocation:
         none does."""
         return [] if self._coroutine is None else self._coroutine.frames()[::-1]
 
-    def _is_unwanted(self) -> bool:
-        """Whether the caller gave up before the request was parked."""
+    def is_unwanted(self) -> bool:
+        """Whether the caller has given the request up, so that it need not go on."""
         number: int = self.message.request  # type: ignore[attr-defined]
         is_given_up = self._requests.duplicates.is_given_up(number)
         return is_given_up and type(self.message) is not RemoteCall

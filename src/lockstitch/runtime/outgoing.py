@@ -25,7 +25,7 @@ from lockstitch.runtime.inherited import INHERITED, refuse_to_block
 from lockstitch.runtime.observing import note_sent
 from lockstitch.runtime.packing import item_bytes
 from lockstitch.runtime.pending import Future, Pending
-from lockstitch.wire.messages import Call, Message, Payload, SharedPayload
+from lockstitch.wire.messages import Call, Message, Payload, Reply, SharedPayload
 from lockstitch.wire.pickling import pack_arguments
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ class Outgoing:
         """Has `tell` hear of each call from now on: the callee's name, and the function."""
         send_call = self._send_call
 
-        def telling(channel: Channel, pending: Pending, function: Any, *rest: Any) -> int:
+        def telling(channel: Channel, pending: Pending, function: Any, *rest: Any) -> None:
             tell(channel.peer.name, function)
-            return send_call(channel, pending, function, *rest)
+            send_call(channel, pending, function, *rest)
 
         self._send_call = telling  # type: ignore[assignment, method-assign]
 
@@ -108,8 +108,12 @@ class Outgoing:
                 return self.call(to, function, args, kwargs, timeout)
         pending = self._pending(timeout, None)
         channel = self._peers.channel(to, pending)
-        number = self._send_call(channel, pending, function, args, kwargs)
-        value: T = self._await(channel, pending, number)
+        try:
+            self._send_call(channel, pending, function, args, kwargs)
+            value: T = self._await(channel, pending)
+        except BaseException:
+            self._give_up(channel, pending)
+            raise
         return value
 
     def call_async(
@@ -158,26 +162,31 @@ class Outgoing:
         channel = self._peers.channel(to, pending)
         if channel.is_behind:
             channel.wait_for_turn(pending)
-        number = channel.request(pending, build)
-        return self._await(channel, pending, number)
-
-    def _await(self, channel: Channel, pending: Pending, number: int) -> Any:
-        if RECORDER.is_on:
-            return self._await_noting(channel, pending, number)
         try:
-            channel.wait(pending)
-        except BaseException:  # an interrupt
-            channel.abandon(number)
+            channel.request(pending, build)
+            return self._await(channel, pending)
+        except BaseException:
+            self._give_up(channel, pending)
             raise
+
+    def _give_up(self, channel: Channel, pending: Pending) -> None:
+        """A call has ended without its value, perhaps at an interrupt: what its answer carries is
+        given back, be it there or still to come."""
+        channel.abandon(pending.number)
+        answer = pending.answer
+        if type(answer) is Reply:
+            self._values.discard(answer.body, channel.peer.worker)
+
+    def _await(self, channel: Channel, pending: Pending) -> Any:
+        if RECORDER.is_on:
+            return self._await_noting(channel, pending)
+        channel.wait(pending)
         return self._result(pending, channel.peer.worker)
 
-    def _await_noting(self, channel: Channel, pending: Pending, number: int) -> Any:
+    def _await_noting(self, channel: Channel, pending: Pending) -> Any:
         """`await`, noted for who looks on."""
-        try:
-            channel.wait(pending)
-        except BaseException:  # an interrupt
-            channel.abandon(number)
-            raise
+        channel.wait(pending)
+        number = pending.number
         has_failed, received = True, bytes_of(pending.answer)  # before its tensors are taken out
         try:
             value = self._result(pending, channel.peer.worker)
@@ -226,6 +235,7 @@ class Outgoing:
     ) -> None:
         """Sends a request whose answer completes `completion`. What cannot be packed raises here;
         what cannot be sent fails it, as if it had been lost a moment later."""
+        channel: Channel | None = None
         try:
             channel = self._peers.channel(to, pending)
             completion.attach(channel, pending)
@@ -237,6 +247,10 @@ class Outgoing:
         except (ConnectionError, RpcTimeoutError) as error:
             if not pending.done:
                 self._fail_pending(pending, error)
+        except BaseException as error:
+            if channel is not None and not isinstance(error, Exception):  # an interrupt
+                self._give_up(channel, pending)
+            raise
 
     def _pending(self, timeout: float, future: Completion | None) -> Pending:
         try:
@@ -267,7 +281,23 @@ class Outgoing:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         make: MakeCall = Call,
-    ) -> int:
+    ) -> None:
+        try:
+            self._make_and_send(channel, pending, function, args, kwargs, make)
+        except BaseException as error:
+            if pending.kept and not pending.number:  # else `request` has seen to it
+                pending.take_back(error)
+            raise
+
+    def _make_and_send(
+        self,
+        channel: Channel,
+        pending: Pending,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        make: MakeCall,
+    ) -> None:
         pending.what = function
         if not channel.is_free:
             channel.wait_for_turn(pending)
@@ -285,9 +315,11 @@ class Outgoing:
             body = None if kwargs or number == BY_VALUE else pack_arguments(args)
             if body is None:
                 kept: list[object] = []
+                pending.kept = kept
                 call = (function, args, kwargs)
                 body, leaf_ids = values.pack_call(call, number, channel.peer.worker, kept)
-                pending.kept = kept or None
+                if not kept:
+                    pending.kept = None
         except Exception as error:
             refusal = values.refusal_of_call(error, (function, args, kwargs), channel.peer.name)
             if refusal is error:
@@ -301,11 +333,12 @@ class Outgoing:
         if interceptor is not None and interceptor.is_active():
             stitch = values.stitch(channel.peer.worker, body.items, leaf_ids)
         if definition is None:
-            return channel.request(
+            channel.request(
                 pending,
                 lambda request, travels: make(request, number, None, travels, stitch, body),
             )
-        return self._send_definition(
+            return
+        self._send_definition(
             channel,
             pending,
             function,
@@ -322,13 +355,13 @@ class Outgoing:
         function: Callable[..., Any],
         definition: bytes,
         make: Callable[[int, int, bytes | None, float | None], Message],
-    ) -> int:
+    ) -> None:
         """Sends a call whose function the callee does not know by a number yet."""
-        functions, requests = channel.functions, []
+        functions = channel.functions
 
         def send(number: int, spelt: bytes | None) -> None:
             build = lambda request, travels: make(request, number, spelt, travels)  # noqa: E731
-            requests.append(channel.request(pending, build))
+            channel.request(pending, build)
 
         def define() -> None:
             number, spelt = functions.define(function)
@@ -339,7 +372,6 @@ class Outgoing:
         # which may take long, it goes without one.
         if not if_free(functions.defining, define):
             send(-1, definition)
-        return requests[0]
 
 
 def _weigh(pending: Pending, body: Payload, channel: Channel) -> None:

@@ -133,9 +133,9 @@ class Pending:
             self.wake()
 
     def take_back(self, error: BaseException) -> None:
-        """The request was not sent because of `error`: if that was for its own sake, what its
-        making has begun is taken back. (Where the peer is lost, that has been seen to.)"""
-        if isinstance(error, Exception) and not isinstance(error, (RpcError, ConnectionError)):
+        """The request was not sent because of `error`: what its making has begun is taken back.
+        (Where the peer is lost, that has been seen to.)"""
+        if not isinstance(error, (RpcError, ConnectionError)):
             for each in self.kept or ():
                 if isinstance(each, TakeBack):
                     each()

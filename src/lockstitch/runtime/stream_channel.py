@@ -256,8 +256,8 @@ class StreamChannel(Channel):
                     self._expire(pending)
                     return
                 seconds = min(seconds, remaining)
-            callers.add(pending)
             try:
+                callers.add(pending)
                 if self._receive_and_take(pending, seconds):
                     return
             except BlockingIOError:

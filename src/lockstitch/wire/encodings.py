@@ -43,7 +43,7 @@ ONE_ITEM_TWICE: Final = marshal.dumps((..., (0,)))
 class PickleSession:
     """The state of pickling one value; it collects what is extracted from it."""
 
-    __slots__ = ("items", "kept", "leaf_ids", "plain", "records", "to", "undo")
+    __slots__ = ("_undo", "items", "kept", "leaf_ids", "plain", "records", "to")
 
     def __init__(
         self, to: WorkerId | None, kept: list[object] | None, *, records: Records | None = None
@@ -59,8 +59,7 @@ class PickleSession:
         """Instances of subclasses, and the plain tensors that were extracted for them."""
         self.leaf_ids: set[int] = set()
         """Ids of parameters that belong to a pickled module and so stay leaves."""
-        self.undo: list[Callable[[], None]] = []
-        """What takes back what reducers did, called if the pickling fails."""
+        self._undo: list[Callable[[], None]] = []
 
     def keep_plain_leaves(self) -> None:
         """Lets the plain tensors that stand for leaves of other types stay leaves, too."""
@@ -68,15 +67,16 @@ class PickleSession:
             if id(tensor) in self.leaf_ids:
                 self.leaf_ids.add(id(plain))
 
+    def will_undo(self, undo: Callable[[], None]) -> None:
+        """A reducer is about to do something that `undo` takes back, be it done or not: called if
+        the pickling fails, or if the message turns out later to be none that can be sent."""
+        if self.kept is not None and not self._undo:
+            self.kept.append(TakeBack(self._undo))
+        self._undo.append(undo)
+
     def take_back(self) -> None:
         """The pickling has failed."""
-        for undo in self.undo:
-            undo()
-
-    def keep_undo(self) -> None:
-        """The pickling is done, but the message may still turn out to be none that can be sent."""
-        if self.undo and self.kept is not None:
-            self.kept.append(TakeBack(self.undo))
+        TakeBack(self._undo)()
 
 
 class TakeBack:

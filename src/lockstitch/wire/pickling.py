@@ -175,7 +175,6 @@ def pack_flat_with_own(
         if isinstance(error, ValueError):
             return None
         raise
-    session.keep_undo()
     return Payload(FLAT_WITH_OWN, stream, payload.items)
 
 
@@ -263,7 +262,6 @@ def _run_pickler(
         tensor = extracted.get(id(buffer))
         session.items.append(tensor if tensor is not None else buffer.raw())
     session.keep_plain_leaves()
-    session.keep_undo()
     stream = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     return Payload(PICKLE, stream, session.items), session.leaf_ids
 

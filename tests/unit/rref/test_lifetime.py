@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
+import pytest
+
 from lockstitch.ids import GlobalId, WorkerId
 from lockstitch.rref.dead_workers import GRACE_SECONDS
 from lockstitch.rref.events import (
@@ -19,6 +24,7 @@ from lockstitch.rref.events import (
     Failed,
     Forked,
     Free,
+    Hold,
     Keep,
     Orphan,
     Received,
@@ -38,6 +44,7 @@ from lockstitch.wire.messages import (
     ForkRequest,
     ForksDeleted,
 )
+from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 
 OWNER, USER, OTHER = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
 REFERENCE = GlobalId(1, 0, 0)
@@ -433,3 +440,75 @@ def test_nothing_is_sent_to_the_dead_again():
     child.handle(WorkerLost(USER))
     child.handle(Tick(0.0))
     assert child.handle(Tick(100.0)) == []
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+FROM_OWNER = Received(REFERENCE, FORK, OWNER, OWNER, Hold(FORK, counts=False))
+FROM_PARENT = Received(REFERENCE, CHILD, OWNER, OTHER, Hold(CHILD, counts=False))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (Created(REFERENCE, FORK, OWNER), Settled(FORK)),
+        (Created(REFERENCE, FORK, OWNER), Failed(FORK)),
+        (FROM_OWNER, Dropped((FORK,))),
+        (FROM_PARENT, Received(REFERENCE, CHILD, OWNER, OTHER, Hold(CHILD, counts=False))),
+        (FROM_PARENT, Settled(CHILD), Dropped((CHILD,))),
+        (FROM_OWNER, Forked(FORK, CHILD, OTHER), Dropped((FORK,)), Withdrawn(REFERENCE, CHILD)),
+        (CameHome(CHILD, OTHER),),
+    ],
+)
+def test_a_user_told_once_more_after_an_interrupt_is_where_it_would_have_been(events: Any) -> None:
+    assert struck_at_the_last(UserSide, events) > 2
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (Shared(REFERENCE, FORK, USER),),
+        (Shared(REFERENCE, FORK, USER), Shared(REFERENCE, CHILD, OTHER)),
+        (Shared(REFERENCE, FORK, USER), Withdrawn(REFERENCE, FORK)),
+    ],
+)
+def test_an_owner_does_so_too(events: Any) -> None:
+    assert struck_at_the_last(OwnerSide, events) > 2
+
+
+def struck_at_the_last(table: Any, events: Any) -> int:
+    """Strikes the last event at each point, and tells it once more."""
+
+    def told(number: int | None) -> tuple[Any, Any, Interrupter | None]:
+        *first, last = copy.deepcopy(events)
+        side, striker = table(), None
+        for event in first:
+            side.handle(event)
+        if number is not None:
+            modules = "lockstitch.rref.lifetime.user_side", "lockstitch.rref.lifetime.owner_side"
+            with interrupted(number, *modules, "lockstitch.rref.outbox") as striker:
+                side.handle(last)
+            if striker.remaining > 0:
+                return side, [], striker
+        return side, side.handle(last), striker
+
+    expected, todo, _ = told(None)
+
+    def attempt(number: int) -> Interrupter:
+        side, again, striker = told(number)
+        assert striker is not None
+        assert state_of(side) == state_of(expected), striker.where
+        if striker.remaining <= 0:  # what is sent until it is answered may have to wait for that
+            missing = [each for each in todo if each not in again]
+            assert all(isinstance(each, Send) for each in missing), striker.where
+        return striker
+
+    return strike_everywhere(attempt)
+
+
+def state_of(side: Any) -> Any:
+    return {
+        name: sorted(map(repr, value._letters.items())) if name == "_outbox" else repr(value)
+        for name, value in vars(side).items()
+        if name not in {"_is_again", "_under_way", "_dropping", "_dead", "_mourning"}
+    }

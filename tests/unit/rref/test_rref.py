@@ -6,8 +6,10 @@ import pytest
 
 from lockstitch.errors import NotInitializedError, RRefError
 from lockstitch.ids import WorkerId
+from lockstitch.rref.finalizer_queue import FinalizerQueue
 from lockstitch.rref.proxy import RRefProxy
 from lockstitch.rref.rref import PyRRef, RRef
+from tests.unit.wire.interrupts import interrupted
 
 OWNER = WorkerId(1, 0)
 
@@ -93,9 +95,19 @@ def test_a_reference_needs_a_worker():
 
 def test_the_end_of_a_user_is_told_and_that_of_an_owner_is_not(worker):
     gone = []
-    worker.references.let_go = gone.append
+    worker.references._finalizer_queue.let_go = gone.append
     owned = RRef._of_value(worker.references, worker.references.own(1))
     used = worker.references.create_remote(OWNER, len, ([],))
     fork = used._fork.fork
     del owned, used
-    assert gone == [fork]
+    assert [each.fork for each in gone] == [fork]
+
+
+def test_no_interrupt_strikes_the_end_of_a_user(worker):
+    gone = []
+    worker.references._finalizer_queue.let_go = gone.append
+    used = worker.references.create_remote(OWNER, len, ([],))
+    with interrupted(1, RRef.__module__, FinalizerQueue.__module__) as interrupter:
+        del used
+    assert interrupter.remaining == 1
+    assert len(gone) == 1

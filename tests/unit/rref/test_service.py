@@ -242,11 +242,11 @@ def test_a_lent_reference_that_comes_after_its_deletion_has_no_value(wire, worke
     rref = create(user, owner)
     payload, _ = pack((rref,), user.pickling, owner.id, kept := [])
     user.references._finalizer_queue.close()  # what is dropped waits for drain
-    user.references._finalizer_queue._closed = False
+    user.references._finalizer_queue._is_over = False
     kept.clear()
     del rref
     user.references.drain()
-    user.references._finalizer_queue._closed = True
+    user.references._finalizer_queue._is_over = True
     wire.deliver()
     (received,), _ = owner.receive_value(payload, user)
     with pytest.raises(RRefError, match="was deleted before"):
@@ -291,10 +291,10 @@ def test_dropped_references_are_deleted_in_one_batch(wire, workers):
     user, owner, _ = workers
     references = [create(user, owner) for _ in range(3)]
     user.references._finalizer_queue.close()  # what is dropped waits for drain
-    user.references._finalizer_queue._closed = False
+    user.references._finalizer_queue._is_over = False
     references.clear()
     user.references.drain()
-    user.references._finalizer_queue._closed = True
+    user.references._finalizer_queue._is_over = True
     assert wire.deliver().count("ForksDeleted") == 1
     assert owner.references.statistics().owned == 0
 

@@ -138,7 +138,7 @@ class Peer:
         while True:
             call = self.receive_call()
             self.reply(call, value)
-            if "stop" in unpack(call.body, PicklingRegistry()):
+            if "stop" in (unpack(call.body, PicklingRegistry()) or ()):
                 return
 
     def vanish(self) -> None:

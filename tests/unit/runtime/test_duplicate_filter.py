@@ -39,3 +39,13 @@ def test_what_is_given_up() -> None:
         duplicates.give_up(number)
     assert duplicates.is_given_up(9_999)
     assert not duplicates.is_given_up(3)  # long ago
+
+
+def test_what_is_given_up_before_it_comes_is_known_when_it_does() -> None:
+    duplicates = DuplicateFilter()
+    duplicates.give_up(2)
+    assert duplicates.next != 2  # whoever takes the short way for the next one would not look
+    assert duplicates.is_new(2)
+    assert duplicates.is_given_up(2)
+    assert duplicates.is_new(1)
+    assert not duplicates.is_new(2)

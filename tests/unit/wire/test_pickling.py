@@ -30,6 +30,7 @@ from lockstitch.wire.encodings import (
     PICKLE,
     PickleSession,
     PicklingRegistry,
+    TakeBack,
     UnpickleSession,
 )
 from lockstitch.wire.messages import Payload
@@ -395,7 +396,7 @@ def registry_of_tickets(undone: list[int]) -> PicklingRegistry:
     def reduce(ticket: Ticket, session: PickleSession) -> tuple[Any, ...]:
         if ticket.number < 0:
             raise LookupError("this one stays")
-        session.undo.append(lambda: undone.append(ticket.number))
+        session.will_undo(lambda: undone.append(ticket.number))
         if session.kept is not None:
             session.kept.append(ticket)
         return ticket.number, (1, 2)
@@ -417,8 +418,8 @@ def test_flat_values_with_registered_types_cross_without_a_pickle(kind: type) ->
     sent = kind([Ticket(5), "name", tensor, 1.5, tensor, None, Ticket(6)])
     payload, _ = pack(sent, registry, None, kept)
     assert payload.encoding == FLAT_WITH_OWN
-    *held, take_back = kept
-    assert held == [sent[0], sent[-1]]
+    (take_back,) = [each for each in kept if isinstance(each, TakeBack)]
+    assert [each for each in kept if each is not take_back] == [sent[0], sent[-1]]
     take_back()  # as if the request never left
     assert undone == [5, 6]
     session = UnpickleSession(WorkerId(0, 0))

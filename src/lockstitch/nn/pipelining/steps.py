@@ -154,15 +154,15 @@ def carry_out(
     try:
         with others_may_draw():
             reports = _wait(team, _send(team, orders, context))
+        if any(report.keeps_skips for report in reports):
+            _end(team, orders, "all outputs are there")
     except BaseException as error:  # an interrupt too
         why = f"the step was given up on worker {team.worker.name!r}: {type(error).__name__}"
-        _end(team, orders, why)
+        team.worker.agent.spawn(partial(_end, team, orders, why))  # where no second one comes
         if isinstance(error, PeerDiedError):
             raise _told(team, error) from error
         raise
     ended = clock.now()
-    if any(report.keeps_skips for report in reports):
-        _end(team, orders, "all outputs are there")
     spans = []
     for row, report in zip(schedule.rows, reports, strict=True):
         is_same_clock = sent <= report.received <= ended

@@ -44,6 +44,10 @@ So whoever else waits for the value is told that it will not come (`Barren`) whe
 are deleted before the call has come. They are as soon as the call fails, and with their objects
 where it timed out, since then it may still come.
 
+A Ctrl-C may strike anywhere in a table. Then the same event is told once more, before any other,
+and ends in what it would have ended in: whatever belongs together is written without a call in
+between, what is found done is left so, and what the first attempt has told nobody is told.
+
 A death takes away what a worker held and what it answered for. Forks that it had passed on may
 still be under way, so the owner, and parents that wait for it, let `GRACE_SECONDS` go by first.
 

@@ -42,6 +42,9 @@ class OwnerSide:
         self._floors: dict[WorkerId, int] = {}
         self._dead = DeadWorkers()
         self._mourning = RecentlyDead()
+        self._under_way: OwnerEvent | None = None
+        self._is_again = False
+        """Whether an interrupt has ended the first attempt at the event that is told now."""
 
     @property
     def wants_ticks(self) -> bool:
@@ -60,6 +63,12 @@ class OwnerSide:
 
     def handle(self, event: OwnerEvent) -> list[OwnerInstruction]:
         """Takes in what happened; returns what to do about it, in order."""
+        self._is_again, self._under_way = self._under_way is event, event
+        todo = self._handle(event)
+        self._under_way = None
+        return todo
+
+    def _handle(self, event: OwnerEvent) -> list[OwnerInstruction]:
         todo: list[OwnerInstruction] = []
         match event:
             case Arrived(user) | Asked(user) | Called(user) if user in self._dead:
@@ -113,14 +122,16 @@ class OwnerSide:
     def _remove(self, pairs: Iterable[tuple[GlobalId, GlobalId]]) -> list[OwnerInstruction]:
         freed: list[OwnerInstruction] = []
         for reference, fork in pairs:
-            if not self.counts(reference, fork):
-                continue
-            forks = self.forks[reference]
-            del forks[fork]
-            if not forks:
+            forks = self.forks.get(reference)
+            if forks is not None and fork in forks:
+                del forks[fork]
+                if forks:
+                    continue
                 del self.forks[reference]
-                self._begun.discard(reference)
-                freed.append(Free(reference))
+            elif forks is not None or not self._is_again:
+                continue
+            self._begun.discard(reference)
+            freed.append(Free(reference))
         return freed
 
     def _given_up(

@@ -90,6 +90,11 @@ class UserSide:
         """Forks that may be deleted as soon as the floor has passed them."""
         self._batches: dict[WorkerId, int] = {}
         """The batch of deletions that is on its way, by owner."""
+        self._dropping: tuple[Iterable[GlobalId], list[GlobalId]] = ((), [])
+        """What the program let go of, and what of it is still to be counted."""
+        self._under_way: UserEvent | None = None
+        self._is_again = False
+        """Whether an interrupt has ended the first attempt at the event that is told now."""
         self._dead = DeadWorkers()
         self._mourning = RecentlyDead()
 
@@ -144,6 +149,14 @@ class UserSide:
 
     def handle(self, event: UserEvent) -> list[UserInstruction]:
         """Takes in what happened; returns what to do about it, in order."""
+        self._is_again, self._under_way = self._under_way is event, event
+        todo = self._handle(event)
+        if self._is_again:
+            todo += [each for owner in tuple(self._leaving) for each in self._delete(owner)]
+        self._under_way = None
+        return todo
+
+    def _handle(self, event: UserEvent) -> list[UserInstruction]:  # noqa: PLR0912 - a table
         todo: list[UserInstruction] = []
         match event:
             case Arrived(sender, message):
@@ -151,7 +164,9 @@ class UserSide:
             case Created(_, fork, owner) if owner in self._dead:
                 todo.append(Orphan(fork))
             case Created(reference, fork, owner):
-                self._claim(reference, fork, owner, None)  # the RemoteCall itself claims it first
+                if fork not in self._forks:
+                    self._forks[fork] = self._new_fork(reference, owner, None)
+                self._claim(fork)  # the RemoteCall itself claims it first
             case Received():
                 todo += self._received(event)
             case Settled(fork) | Abandoned(fork):
@@ -191,39 +206,48 @@ class UserSide:
 
     # ------------------------------------------------------------ claims
 
-    def _claim(
-        self, reference: GlobalId, fork: GlobalId, owner: WorkerId, parent: WorkerId | None
-    ) -> Send:
-        serial = self._next_serial
-        self._next_serial += 1
-        self._forks[fork] = _Fork(reference, owner, parent, serial, State.PENDING)
+    def _new_fork(self, reference: GlobalId, owner: WorkerId, parent: WorkerId | None) -> _Fork:
+        if parent == owner:
+            return _Fork(reference, owner, None, DIRECT, State.CONFIRMED)
+        return _Fork(reference, owner, parent, self._next_serial, State.PENDING)
+
+    def _claim(self, fork: GlobalId) -> Send:
+        entry = self._forks[fork]
+        owner, serial = entry.owner, entry.serial
+        self._next_serial = max(self._next_serial, serial + 1)
         self._claims.setdefault(owner, {})[serial] = fork
-        return self._outbox.put(("claim", fork), Send(owner, ForkRequest(reference, fork, serial)))
+        request = ForkRequest(entry.reference, fork, serial)
+        return self._outbox.put(("claim", fork), Send(owner, request))
 
     def _received(self, event: Received) -> list[UserInstruction]:
-        reference, fork, owner, parent = event.reference, event.fork, event.owner, event.parent
+        fork, owner, hold = event.fork, event.owner, event.hold
         if owner in self._dead:
-            return [Orphan(fork), *self._accept(fork, parent)]
+            return [Orphan(fork), *self._accept(fork, event.parent)]
         known = self._forks.get(fork)
-        if known is not None:
+        is_new = known is None or self._is_again
+        if known is None:
+            known = self._new_fork(event.reference, owner, event.parent)
+            self._forks[fork] = known
+        elif hold is None or not hold.counts:
             known.handles += 1
-            return [] if known.state is State.PENDING else [Confirm(fork)]
-        if parent == owner:
-            self._forks[fork] = _Fork(reference, owner, None, DIRECT, State.CONFIRMED)
+        if hold is not None:
+            hold.counts = True
+        if known.state is not State.PENDING:
             return [Confirm(fork)]
-        return [self._claim(reference, fork, owner, parent)]
+        return [self._claim(fork)] if is_new else []
 
     def _settle(self, fork: GlobalId, state: State) -> list[UserInstruction]:
         """The claim to `fork` is over, one way or the other; the floor may rise."""
         entry = self._forks.get(fork)
-        if entry is None or entry.state is not State.PENDING:
+        if entry is None or not (entry.state is State.PENDING or self._is_again):
             return []
         entry.state = state
         self._outbox.settle(("claim", fork))
-        claims = self._claims[entry.owner]
-        del claims[entry.serial]
-        if not claims:
-            del self._claims[entry.owner]
+        claims = self._claims.get(entry.owner)
+        if claims is not None:
+            claims.pop(entry.serial, None)
+            if not claims:
+                del self._claims[entry.owner]
         confirmed = [Confirm(fork)] if state is State.CONFIRMED else []
         accepted = self._accept(fork, entry.parent) if entry.parent is not None else []
         self._leave_if_done(fork, entry)
@@ -236,7 +260,7 @@ class UserSide:
         if entry is None:
             return []
         entry.handles = 0
-        if entry.state is State.PENDING:
+        if entry.state is State.PENDING or self._is_again:
             return self._settle(fork, State.ABANDONED)
         self._leave_if_done(fork, entry)
         return self._delete(entry.owner)
@@ -247,22 +271,31 @@ class UserSide:
         return [self._outbox.put(("accept", fork), Send(parent, ChildAccept(fork)))]
 
     def _child_accepted(self, fork: GlobalId) -> list[UserInstruction]:
-        child = self._children.pop(fork, None)
+        child = self._children.get(fork)
         entry = self._forks.get(child.parent) if child else None
-        if child is None or entry is None:
-            return []
-        entry.children.discard(fork)
-        self._leave_if_done(child.parent, entry)
-        return self._delete(entry.owner)
+        todo: list[UserInstruction] = []
+        if child is not None and entry is not None:
+            entry.children.discard(fork)
+            self._leave_if_done(child.parent, entry)
+            todo = self._delete(entry.owner)
+        self._children.pop(fork, None)
+        return todo
 
     # ------------------------------------------------------------ deletion
 
     def _drop(self, forks: Iterable[GlobalId]) -> list[UserInstruction]:
+        if not self._is_again or self._dropping[0] is not forks:
+            self._dropping = forks, list(forks)
+        rest = self._dropping[1]
+        while rest:
+            entry = self._forks.get(rest[-1])
+            if entry is not None and entry.handles > 0:
+                entry.handles -= 1
+            del rest[-1]
         owners: dict[WorkerId, None] = {}
         for fork in forks:
             entry = self._forks.get(fork)
-            if entry is not None and entry.handles > 0:
-                entry.handles -= 1
+            if entry is not None:
                 self._leave_if_done(fork, entry)
                 owners[entry.owner] = None
         return [each for owner in owners for each in self._delete(owner)]
@@ -270,8 +303,9 @@ class UserSide:
     def _leave_if_done(self, fork: GlobalId, entry: _Fork) -> None:
         """G2: a fork leaves when its claim is settled and so are those of its children."""
         if entry.handles == 0 and entry.state is not State.PENDING and not entry.children:
+            leaving = self._leaving.setdefault(entry.owner, {})
+            leaving[fork] = entry
             del self._forks[fork]
-            self._leaving.setdefault(entry.owner, {})[fork] = entry
 
     def _delete(self, owner: WorkerId) -> list[UserInstruction]:
         """G1: sends off the next batch, unless one is on its way."""
@@ -283,14 +317,16 @@ class UserSide:
         gone = gone[:MAX_BATCH]
         if not gone:
             return []
-        for _, fork in gone:
+        batch = self._next_batch
+        deletion = Send(owner, ForksDeleted(batch, floor, tuple(gone)))
+        self._outbox.put(("delete", owner), deletion)
+        self._batches[owner] = batch
+        self._next_batch = batch + 1
+        for _, fork in gone:  # whoever is struck in it leaves forks that are deleted once more
             del leaving[fork]
         if not leaving:
             del self._leaving[owner]
-        self._batches[owner] = batch = self._next_batch
-        self._next_batch += 1
-        deletion = ForksDeleted(batch, floor, tuple(gone))
-        return [self._outbox.put(("delete", owner), Send(owner, deletion))]
+        return [deletion]
 
     # ------------------------------------------------------------ deaths
 
