@@ -1,4 +1,5 @@
-"""A timeout that a user gave travels with the call; calls nested in it inherit what remains."""
+"""What code that a thread runs inherits from whoever runs it: above all, of a timeout that a user
+gave, what remains."""
 
 from __future__ import annotations
 
@@ -7,17 +8,20 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 
 class _Inherited(threading.local):
     deadline: float | None = None
     loop_of: str | None = None
+    around_waits: Callable[[], AbstractContextManager[None]] | None = None
 
 
 INHERITED: Final = _Inherited()
 """Its `deadline` is that of the call that this thread serves, if its user gave one. `loop_of` names
-the worker whose event loop this thread runs, if it does."""
+the worker whose event loop this thread runs, if it does. `around_waits` makes what a thread of a
+pool is to be in while it waits for others, if anything: it gives others something meanwhile."""
 
 
 def refuse_to_block(what: str) -> None:

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 from lockstitch.imports import IMPORTS
 from lockstitch.runtime.call_limit import CallLimit
+from lockstitch.runtime.inherited import INHERITED
 from lockstitch.runtime.monitor import Checks, Monitor, Sight
 from lockstitch.runtime.threads import Threads
 
@@ -159,8 +160,13 @@ class ThreadPool:
         following = self._calls.end() if counted else None
         if following is not None:  # a call of the backlog runs in the place of this one
             self._threads.assign(lambda: self._run_counted(following))
+        around = INHERITED.around_waits
         try:
-            yield
+            if around is None:
+                yield
+            else:
+                with around():
+                    yield
         finally:
             if counted:
                 self._calls.begin_anyway()

@@ -1,8 +1,9 @@
 """Who draws random numbers: the generators are the process's, and so are they to one stage at a
 time, from the beginning to the end of a forward pass.
 
-A forward pass may wait for other stages of this process, those of a pipeline that its module runs.
-While it waits the generators are theirs; when it goes on, they are as it left them.
+A forward pass may wait for other stages of this process: those of a pipeline that its module runs,
+or that runs where its module has called another worker. Whatever it waits for, the generators are
+theirs meanwhile; when it goes on, they are as it left them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockstitch.devices.kinds import HOST
 from lockstitch.nn.slots import generators
+from lockstitch.runtime.inherited import INHERITED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,16 +37,19 @@ def drawing_from(seed: int, device: torch.device | None) -> Iterator[None]:
     """Within, random numbers of the host and of `device` follow from the seed, and no other stage
     draws any; afterwards they follow from what they would have."""
     before, place = _TURN.place, HOST if device is None else device
+    around = INHERITED.around_waits
     if before is None:
         _LOCK.acquire()
     try:
         states = generators.states_of(place)
         _TURN.place = place
+        INHERITED.around_waits = others_may_draw
         try:
             generators.seed(seed, place)
             yield
         finally:
             _TURN.place = before
+            INHERITED.around_waits = around
             generators.restore(states, place)
     finally:
         if before is None:

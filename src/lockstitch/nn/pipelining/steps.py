@@ -16,7 +16,6 @@ from torch import nn
 from lockstitch.autograd.context import set_current_context
 from lockstitch.errors import PeerDiedError
 from lockstitch.nn.pipelining.inbox import Inboxes, StepEndedError
-from lockstitch.nn.pipelining.randomness import others_may_draw
 from lockstitch.nn.pipelining.running import NO_LIMIT, Order, run_row, tell_end
 from lockstitch.nn.pipelining.simulation import Span, bubble, theoretical_bubble
 from lockstitch.rpc import RRef, rpc_async
@@ -152,8 +151,7 @@ def carry_out(
     clock = team.worker.clock
     sent = clock.now()
     try:
-        with others_may_draw():
-            reports = _wait(team, _send(team, orders, context))
+        reports = _wait(team, _send(team, orders, context))
         if any(report.keeps_skips for report in reports):
             _end(team, orders, "all outputs are there")
     except BaseException as error:  # an interrupt too

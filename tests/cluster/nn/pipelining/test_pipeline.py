@@ -542,3 +542,34 @@ def test_a_stage_may_run_a_pipeline_of_its_own(cluster):
         with autograd.context() as context_id:
             results.append(pipeline.step(context_id, x, y, mse))
     assert results[0] == results[1]
+
+
+class AsksAnother(nn.Module):
+    """Calls a worker that runs a pipeline, a stage of which is on the module's own worker."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.layer = module
+
+    def forward(self, x):
+        first, outer, second = torch.rand(1), rpc.rpc_sync("b", evaluate, (x,)), torch.rand(1)
+        return self.layer(x) * outer + first + second
+
+
+def evaluate(x):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        return Pipeline([rpc.remote("a", nn.Dropout), rpc.remote("c", nn.Tanh)], chunks=2)(x)
+
+
+@pytest.mark.timeout(60)
+def test_a_stage_may_call_a_worker_that_runs_a_pipeline_here(cluster):
+    (module,) = layers(3, 3)
+    x, y = batch_of(4, 3, 3)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        pipeline = Pipeline([rpc.remote("a", AsksAnother, (module,))], chunks=2)
+        with autograd.context() as context_id:
+            results.append(pipeline.step(context_id, x, y, mse))
+    assert results[0] == results[1]
