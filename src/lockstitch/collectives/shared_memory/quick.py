@@ -120,6 +120,10 @@ class Quick:
         and it can be had; they have been told then, and the books are in disorder until the end is
         noted. None: nothing has happened."""
         others, parts, tails = self._others, self._parts, shortcut.tails
+        handle = shortcut.handle
+        assert handle is not None
+        if not handle.request.is_awaited and not self._fits(handle.request.tensors[0]):
+            return None
         for index, reader, lane, views, word in others:
             position = reader.position
             if tails[index] == position:
@@ -142,6 +146,12 @@ class Quick:
         shortcut.is_changing = True
         shortcut.finish()
         return out
+
+    def _fits(self, out: torch.Tensor) -> bool:
+        """Whether the result can be moved there as bytes: a program that goes on meanwhile may have
+        given the tensor another size or other memory, which is an error, but none that may reach
+        beyond it."""
+        return out.nbytes == self._bytes and out.is_contiguous()
 
     def _result(self, shortcut: Shortcut) -> torch.Tensor:
         handle, definition = shortcut.handle, self._definition

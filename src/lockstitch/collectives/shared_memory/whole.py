@@ -140,8 +140,15 @@ def output_of(request: Request) -> torch.Tensor:
 def reduced(
     definition: Definition, request: Request, tensors: Sequence[torch.Tensor], set_size: int
 ) -> torch.Tensor:
-    """The result of an allreduce of one tensor, from those of all ranks that take part."""
-    out = fold(definition.fold, tensors, output_of(request))
+    """The result of an allreduce of one tensor, from those of all ranks that take part. Raises
+    `RuntimeError` where the program has put another tensor in its place meanwhile."""
+    out = output_of(request)
+    if not request.is_awaited and out.shape != tensors[0].shape:  # torch would resize it
+        raise RuntimeError(
+            f"{request.name!r}: the tensor must match what was submitted, of shape "
+            f"{tuple(tensors[0].shape)}, until it is done, and has shape {tuple(out.shape)} by now"
+        )
+    fold(definition.fold, tensors, out)
     scale = definition.scale(set_size)
     if scale is not UNSCALED:
         scale.apply_(out)

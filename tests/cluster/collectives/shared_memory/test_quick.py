@@ -15,7 +15,7 @@ from tests.cluster.collectives.ranks import Ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lockstitch.collectives import Reduction, Session
+    from lockstitch.collectives import Handle, Reduction, Session
 
 
 @pytest.fixture(params=[2, 3])
@@ -70,6 +70,29 @@ def test_what_comes_again_is_done_in_few_steps(
     for seed in range(2, 90):  # more than a lane has places
         all_do(ranks, seed, reduction=reduction)
     assert len(ends) == 88 * ranks.size
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_nothing_is_written_beyond_a_tensor_that_has_become_smaller(is_given: bool) -> None:
+    def begin(session: Session, tensor: torch.Tensor) -> Handle[torch.Tensor]:
+        if is_given:
+            return session.broadcast(tensor, 1, name="x", output=tensor)
+        return session.allreduce(tensor, SUM, name="x", output=tensor)
+
+    with Ranks(3, "shared_memory") as ranks:
+        for seed in range(9):
+            tensors = [values(rank, seed) for rank in range(3)]
+            handles = [begin(*each) for each in zip(ranks.sessions, tensors, strict=True)]
+            if seed == 8:
+                memory = torch.zeros(4096)
+                tensors[0].data = memory[:3]
+            for session, handle in list(zip(ranks.sessions, handles, strict=True))[1:]:
+                session.wait(handle)
+            if seed < 8:
+                ranks[0].wait(handles[0])
+        with pytest.raises(RuntimeError, match="must match"):
+            ranks[0].wait(handles[0])
+        assert not memory.any()
 
 
 def all_broadcast(
