@@ -8,6 +8,7 @@ handler of the messages by which contexts end. Backward passes are the business 
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.attach.values import Counter, OtherWait
@@ -174,13 +175,27 @@ class AutogradService:
 
     def leave_context(self, context: DistAutogradContext) -> None:
         """`release_context`, also of one that was released before."""
-        if current_context(self) is context:
-            set_current_context(None)
-        self._release(context, None)
+        try:
+            if current_context(self) is context:
+                set_current_context(None)
+            self._release(context, None)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt: all of it again where none comes
+                self._messaging.spawn(partial(self._release_again, context))
+                if current_context(self) is context:
+                    set_current_context(None)
+            raise
+
+    def _release_again(self, context: DistAutogradContext) -> None:
+        if not self._contexts.remove(context.id):
+            self._contexts.note_release(context.id)
+        self._end(context, None)
 
     def _release(self, context: DistAutogradContext, told_by: WorkerId | None) -> None:
-        if not self._contexts.remove(context.id):
-            return
+        if self._contexts.remove(context.id):
+            self._end(context, told_by)
+
+    def _end(self, context: DistAutogradContext, told_by: WorkerId | None) -> None:
         initiators = [each for each in self._passes.conducted if each.context is context]
         error = DistAutogradError(
             f"Could not find autograd context with id: {context.id}: it was released during "

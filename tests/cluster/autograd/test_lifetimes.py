@@ -11,6 +11,7 @@ import torch
 from lockstitch import autograd, rpc
 from lockstitch.autograd.service import AutogradService
 from tests.cluster.autograd.comparison import wait_until
+from tests.unit.wire.interrupts import interrupted, strike_everywhere
 
 WEIGHT = torch.ones(3, requires_grad=True)
 OTHER = torch.ones(3, requires_grad=True)
@@ -96,6 +97,25 @@ def test_calls_without_tensors_join_the_context_and_are_released_too(cluster):
         rpc.rpc_sync("worker1", nested_plain_number)
         assert [len(contexts_of(cluster, name)) for name in cluster.names] == [1, 1, 1]
     assert wait_until(lambda: not any(contexts_of(cluster, name) for name in cluster.names))
+
+
+LEAVING = tuple(f"lockstitch.autograd.{name}" for name in ("service", "contexts", "releases"))
+
+
+def test_a_context_whose_end_is_interrupted_is_released_all_the_same(cluster):
+    def attempt(number):
+        with cluster[0].active():
+            service = cluster[0].service(AutogradService)
+            context = service.new_context()
+            rpc.rpc_sync("worker1", nested_plain_number)
+            # The first point is the beginning of the function, at which nobody has heard of it.
+            with interrupted(number + 1, *LEAVING) as striker:
+                service.leave_context(context)
+            names = cluster.names
+            assert wait_until(lambda: not any(contexts_of(cluster, name) for name in names))
+            return striker
+
+    assert strike_everywhere(attempt) > 10
 
 
 def test_the_contexts_of_a_dead_worker_are_released(cluster):
