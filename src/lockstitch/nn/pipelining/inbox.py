@@ -3,20 +3,24 @@
 Values come from worker to worker, in any order, and before the worker has heard of the step
 itself; each is for one *port*: a kind, a stage, a micro-batch. The worker's own thread takes and
 reads them when its table says so. Small ones come as one-way messages, so a connection that breaks
-ends the step. A step that has failed anywhere fails here: whoever waits is told.
+ends the step, at both of its ends: who has done its part already tells the other, which may not
+have heard of the step yet. A step that has failed anywhere fails here: whoever waits is told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lockstitch.attach.values import OtherWait
-from lockstitch.errors import RpcError, copy_of
+from lockstitch.errors import ConnectionLostError, RpcError, copy_of
 from lockstitch.ids import GlobalId, IdSource, WorkerId
 from lockstitch.memory.waiting import DurationEstimate
 from lockstitch.runtime.arrival import Arrival
+from lockstitch.runtime.worker import current_worker
+from lockstitch.trust.registry import needed
 from lockstitch.wire.messages import HandOver
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ Port = tuple[str, int, int, int, int]
 zeros; "S" the gradient of a skip, with its number and the stage that it comes from."""
 
 _REMEMBERED: Final = 1024
+_TOLD: Final = 16
 _SHORT_SECONDS: Final = 3e-3
 _NEAR_SECONDS: Final = 4e-4
 """A worker that waits again after less than the former reads for itself (`runtime.arrival`), and
@@ -151,12 +156,13 @@ class Inboxes:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._inboxes: dict[GlobalId, Inbox] = {}
-        self._closed: OrderedDict[GlobalId, None] = OrderedDict()
+        self._closed: OrderedDict[GlobalId, frozenset[WorkerId]] = OrderedDict()
+        """The steps that are over here, and who took part in them."""
         self._lock = threading.Lock()
         self.next_step = IdSource(worker.id)
         worker.agent.handle(HandOver, self._on_hand_over)
         worker.agent.on_peer_lost(self._on_peer_lost)
-        worker.agent.on_connection_lost(self._fail_steps)
+        worker.agent.on_connection_lost(self._on_connection_lost)
         worker.agent.add_concern(self._involved)
         worker.agent.on_close(self._on_close)
 
@@ -190,7 +196,7 @@ class Inboxes:
         """Ends a step: what comes for it later is thrown away."""
         with self._lock:
             inbox = self._inboxes.pop(step, None)
-            self._closed[step] = None
+            self._closed[step] = frozenset() if inbox is None else inbox.participants
             while len(self._closed) > _REMEMBERED:
                 self._closed.popitem(last=False)
         if inbox is not None:
@@ -223,6 +229,15 @@ class Inboxes:
             if peer in inbox.participants:
                 inbox.fail(error)
 
+    def _on_connection_lost(self, peer: WorkerId, error: ConnectionLostError) -> None:
+        self._fail_steps(peer, error)
+        with self._lock:
+            over = [step for step, workers in self._closed.items() if peer in workers]
+        if over:  # what was sent last may not have arrived, and the peer may still wait for it
+            args = over[-_TOLD:], self._worker.name, error.cause
+            with contextlib.suppress(RpcError, ConnectionError):
+                self._worker.agent.outgoing.call_async(peer, fail_steps, args, timeout=0)
+
     def _on_peer_lost(self, peer: WorkerId, error: PeerDiedError) -> None:
         self._fail_steps(peer, error)
         self._drop(step for step in self._all() if step.worker == peer)
@@ -230,3 +245,14 @@ class Inboxes:
     def _on_close(self) -> None:
         for step in self._all():
             self.close(step, f"worker {self._worker.name!r} has shut down")
+
+
+@needed
+def fail_steps(steps: list[GlobalId], worker: str, cause: str) -> None:
+    """A connection with `worker` has broken, over which it may have sent the last of these steps,
+    which are over there: those that are not over here fail."""
+    inboxes = Inboxes.of(current_worker())
+    for step in steps:
+        inbox = inboxes.open(step)
+        if inbox is not None:
+            inbox.fail(ConnectionLostError(worker, cause))
