@@ -12,15 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lockstitch import autograd, rpc
 from lockstitch.errors import DistAutogradError
-from tests.cluster.autograd.comparison import (
-    OWNED,
-    Way,
-    assert_same,
-    call,
-    make_leaves,
-    run_on,
-    run_plain,
-)
+from tests.cluster.autograd.comparison import OWNED, Way, assert_same, call, make_leaves
 
 # Forward-mode differentiation compiles a function of torch's by its older compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
@@ -132,9 +124,7 @@ def test_a_call_that_is_run_again_may_use_a_leaf_with_a_hook(cluster):
             checkpoint(lambda y: call("worker1", weighted, y.exp()).cos(), x, use_reentrant=False)
         ]
 
-    plain, remote = run_plain(forward), run_on(cluster, forward)
-    assert plain.keys() == remote.keys()
-    assert all(torch.equal(remote[name], gradient) for name, gradient in plain.items())
+    assert_same(cluster, forward, ("smart",))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

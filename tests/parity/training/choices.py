@@ -69,18 +69,15 @@ def _sequential(optimizer: Any) -> Any:
     return lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
 
 
-def _nested(optimizer: Any) -> Any:
-    parts = [lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2), _chained(optimizer)]
-    return lr_scheduler.SequentialLR(optimizer, parts, milestones=[1])
-
-
 def _lambdas(optimizer: Any) -> Any:
     each = [halved if index % 2 else slower for index in range(len(optimizer.param_groups))]
     return lr_scheduler.LambdaLR(optimizer, each)
 
 
 def _has_momentum(optimizer: Any) -> bool:
-    return bool({"momentum", "betas"} & {*optimizer.defaults})
+    return bool({"momentum", "betas"} & {*optimizer.defaults}) and not optimizer.defaults.get(
+        "fused"
+    )
 
 
 def _cyclic(optimizer: Any) -> Any:
@@ -117,6 +114,5 @@ SCHEDULERS: dict[str, Any] = {
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.5, patience=0),
     "ChainedScheduler": _chained,
     "SequentialLR": _sequential,
-    "a sequence of chains": _nested,
     "SWALR": lambda o: swa_utils.SWALR(o, swa_lr=0.02, anneal_epochs=3),
 }

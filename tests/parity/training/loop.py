@@ -282,11 +282,8 @@ class Trainer:
                 return self.run_pipeline(x, ids, factor, scale, *context)
         if program.penalty == "input":
             x.requires_grad_()
-        forward = self.forward
-        if program.is_compiled:
-            forward = torch.compile(self.forward, backend="eager")
         with self.casting():
-            y = forward(number, x, ids)
+            y = self.forward(number, x, ids)
         loss = y.square().mean() * factor
         if program.penalty is not None:
             inputs = x if program.penalty == "input" else None

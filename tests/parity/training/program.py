@@ -141,7 +141,7 @@ class Program:
         is_summed = self.pipeline is not None and self.contexts[-1] > 0
         if not (meets or is_halved or is_summed or self.penalty):
             return 0.0
-        return 1e-9 if self.dtype == torch.float64 and not self._casts else 3e-2
+        return 1e-7 if self.dtype == torch.float64 and not self._casts else 3e-2
 
     @property
     def _casts(self) -> bool:
@@ -179,6 +179,9 @@ class Program:
             made = replace(made, contexts=tuple([0] * self.passes), scaler=None)
         if made.scaler is None:
             made = replace(made, spoilt=frozenset())
+        elif any(OPTIMIZERS[each.optimizer][1].get("fused") for each in made.steppers):
+            # Of these torch does not say that none of their parameters has a gradient.
+            made = replace(made, unused=frozenset(), frozen=frozenset())
         sparse = {each for each, stepper in enumerate(made.steppers) if made.is_sparse(stepper)}
         kept = [each for each in made.assigned if each.stepper not in sparse or each.key == "lr"]
         made = replace(made, assigned=tuple(kept))
@@ -205,6 +208,9 @@ def _settled(stepper: Stepper, program: Program) -> Stepper:
     kind = OPTIMIZERS[stepper.optimizer]
     is_only_sparse = kind[0] is torch.optim.SparseAdam
     if is_only_sparse or (is_sparse and not takes_sparse(kind)):
+        stepper = replace(stepper, optimizer=0)
+    if isinstance(kind[1].get("lr"), torch.Tensor) and len(stepper.groups) > 1:
+        # In torch all groups have the very same tensor, which is changed once for each of them.
         stepper = replace(stepper, optimizer=0)
     if kind[1].get("fused") and program.scaler is not None:
         stepper = replace(stepper, is_hooked=False)  # torch steps these whatever has been found

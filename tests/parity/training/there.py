@@ -137,6 +137,11 @@ class There(Trainer):
 
     # ------------------------------------------------------------ passes
 
+    def forward(self, number: int, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        if self.program.is_compiled:
+            return torch.compile(super().forward, backend="eager")(number, x, ids)
+        return super().forward(number, x, ids)
+
     def call(self, place: int, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         layer, module = self.layers[place], self.modules[place]
         owner, way = self.owners[place], self.program.parts[place].way
