@@ -165,7 +165,7 @@ class Program:
             made = made.with_parts(way="method")
             # What is computed again draws from a generator that all stages share here; and before
             # that the next micro-batches have been counted.
-            if any(part.kind in ("dropout", "counter") for part in made.parts):
+            if any(part.kind in ("dropout", "counter", "norm") for part in made.parts):
                 made = made.with_parts(without={"recomputes"})
         if made.penalty is not None:  # torch: neither goes twice through these
             made = made.with_parts(kind_not="sparse table", without={"backward hook"})
