@@ -15,7 +15,8 @@ reason to make slots anew (`settle`). What the program does with them between ca
 that it sets back is set back in all slots.
 
 Batch statistics are written without a new version of the tensor, but a counter beside them is not:
-so all buffers of a submodule are told when one of them has changed.
+so all buffers of a submodule are told when one of them has changed, and those that may be such
+statistics, where no counter is beside them, each time.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class ChangeTracker:
         self.leaves = trainable(module)
         """What gradients are wanted of: parameters, and buffers that are treated like them."""
         self.others = places_of_others(self.modules)
-        self._is_uncounted = _overlaps(self.others, self.leaves)
+        self._is_uncounted = self._find_uncounted()
         self._attribute_changes: dict[tuple[int, str], tuple[int, Any]] = {}
         """The last change of each attribute: its number, counted over all, and the new value."""
         self._last_change = 0
@@ -212,6 +213,15 @@ class ChangeTracker:
     def _current_others(self) -> list[torch.Tensor]:
         others = [table.get(name) for table, name in self.others]
         return [each for each in others if each is not None]
+
+    def _find_uncounted(self) -> list[bool]:
+        """Of which of `others` changes are not counted."""
+        overlap = _overlaps(self.others, self.leaves)
+        statistics = {
+            id(each) for each in map(buffers_of, self.modules) if _may_be_statistics(each)
+        }
+        pairs = zip(overlap, self.others, strict=True)
+        return [overlaps or id(table) in statistics for overlaps, (table, _) in pairs]
 
     def _known(self) -> Callable[[torch.Tensor], bool]:
         """Tells whether a tensor is a buffer, or lies where parameters do."""
@@ -339,7 +349,7 @@ class ChangeTracker:
                     tensor = table[name]
                     others.append((i, None if tensor is None else tensor.detach().clone()))
         if has_moved:
-            self._is_uncounted = _overlaps(self.others, self.leaves)
+            self._is_uncounted = self._find_uncounted()
         return Changes(attributes, others)
 
 
@@ -407,6 +417,15 @@ def _overlaps(places: Iterable[TableEntry], leaves: Iterable[torch.Tensor]) -> l
         address, start, end = (0, 0, 0) if tensor is None else _span(tensor)
         found.append(any(start < other[1] and other[0] < end for other in taken.get(address, ())))
     return found
+
+
+def _may_be_statistics(buffers: dict[str, torch.Tensor | None]) -> bool:
+    """Whether several of a submodule's buffers look like a mean and a variance, as
+    `torch.nn.functional.batch_norm` writes them, and none like a counter."""
+    tensors = [each for each in buffers.values() if each is not None]
+    lines = [each.shape for each in tensors if each.is_floating_point() and each.dim() == 1]
+    has_counter = any(each.dtype == torch.long and not each.dim() for each in tensors)
+    return len(lines) > len({*lines}) and not has_counter
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -245,6 +245,30 @@ def test_a_buffer_whose_changes_nobody_counts_is_told_each_time():
         assert copied.tolist() == [value, value]
 
 
+def test_batch_statistics_without_a_counter_are_told_each_time():
+    module = nn.Module()
+    module.register_buffer("mean", torch.zeros(2))
+    module.register_buffer("variance", torch.ones(2))
+    tracker = ChangeTracker(module)
+    known = tracker.known_state()
+    for _ in range(2):  # no version tells of it
+        nn.functional.batch_norm(torch.rand(4, 2), module.mean, module.variance, training=True)
+        copied = [each for _, each in tracker.changes(known).others]
+        assert [each.tolist() for each in copied] == [
+            module.mean.tolist(),
+            module.variance.tolist(),
+        ]
+
+
+def test_other_buffers_are_told_when_they_have_changed():
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("frequencies", torch.ones(2))
+    other = nn.Module()
+    other.register_buffer("frequencies", torch.ones(2))
+    tracker = ChangeTracker(nn.ModuleList([module, other]))
+    assert not tracker.changes(tracker.known_state()).others
+
+
 def test_a_graph_that_has_saved_a_buffer_keeps_it_as_it_was():
     module = nn.BatchNorm1d(2).eval()
     x = torch.ones(2, 2, requires_grad=True)
