@@ -23,7 +23,7 @@ from lockstitch.torch_internals.owners import is_sole_owner
 from lockstitch.torch_internals.tensors import add_many, indices_of, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.nn.parallel import DistributedDataParallel
 
@@ -213,6 +213,13 @@ class DistAutogradContext:
         """Leaf tensor → gradient; the dictionary is a copy, the tensors are not."""
         with self._adding:
             return dict(self._gradients)
+
+    def set_gradients(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Has these in the place of what it had for their leaves, once others have had a part in
+        them."""
+        with self._adding:
+            if not self.is_released:
+                self._gradients.update(gradients)
 
     def add_gradients(
         self,

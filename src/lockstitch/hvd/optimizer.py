@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lockstitch import autograd
+from lockstitch.autograd.api import service
 from lockstitch.collectives import ReduceOp, Reduction
 from lockstitch.hvd.adasum import Combined
 from lockstitch.hvd.compression import Compression, PowerSGD
@@ -31,7 +32,7 @@ from lockstitch.hvd.synchronous import allreduce
 from lockstitch.torch_internals.optimizers import mark_step, note_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lockstitch.hvd.compression import Compressor
 
@@ -99,15 +100,26 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     mark_step(step)
 
     def _step_in(self, context_id: int) -> Any:
-        gradients = autograd.get_gradients(context_id)
+        if self._was_synchronized and not self._skips:
+            warnings.warn(_WITHOUT_SKIPPING, stacklevel=3)
+        self._was_synchronized = False
+        with self._with_gradients_of(autograd.get_gradients(context_id)) as parameters:
+            if not self._skips:
+                self._reducer.finish(parameters)
+            return super().step()
+
+    @contextlib.contextmanager
+    def _with_gradients_of(
+        self, gradients: Mapping[torch.Tensor, torch.Tensor]
+    ) -> Iterator[list[torch.Tensor]]:
+        """Within, the parameters have these gradients in the place of their own."""
         parameters = self._parameters()
         before = [parameter.grad for parameter in parameters]
         self._reducer.reset()
         try:
             for parameter in parameters:
                 parameter.grad = gradients.get(parameter)
-            self._reducer.finish(parameters)
-            return super().step()
+            yield parameters
         finally:
             self._reducer.reset()
             for parameter, gradient in zip(parameters, before, strict=True):
@@ -122,11 +134,23 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         average = allreduce(value.detach(), op=Average, process_set=self.process_set)
         return average if torch.is_tensor(loss) else average.item()
 
-    def synchronize(self) -> None:
+    def synchronize(self, context_id: int | None = None) -> None:
         """Waits until the gradients of all parameters are reduced: to clip or unscale them before
         `step`, which belongs into `skip_synchronize` then (otherwise it warns: what is reduced is
-        not reduced again, but Horovod would)."""
-        self._reducer.finish(self._parameters())
+        not reduced again, but Horovod would).
+
+        With the id of a `lockstitch.autograd` context, the gradients that it has on this rank are
+        reduced, and stay in it: for `lockstitch.optim.clip_grad_norm_`, before `step(context_id)`,
+        which would reduce them again outside of `skip_synchronize`.
+        """
+        if context_id is None:
+            self._reducer.finish(self._parameters())
+        else:
+            context = service().find_context(context_id)
+            with self._with_gradients_of(context.gradients) as parameters:
+                self._reducer.finish(parameters)
+                found = [(each, each.grad) for each in parameters if each.grad is not None]
+            context.set_gradients(dict(found))
         self._was_synchronized = True
 
     def without_gradient(self) -> list[str]:

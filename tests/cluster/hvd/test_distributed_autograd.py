@@ -3,13 +3,14 @@ averaged over the trainers; the embedding lives on a parameter server, behind a 
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn, optim
 
 from lockstitch import autograd, hvd, rpc
 from lockstitch.collectives import LocalSessions
 from lockstitch.hvd.job import active
-from lockstitch.optim import DistributedOptimizer
+from lockstitch.optim import DistributedOptimizer, clip_grad_norm_
 from lockstitch.testing.cluster import LocalCluster
 from tests.cluster.collectives.ranks import in_threads
 
@@ -48,8 +49,9 @@ def dense_part():
     return net
 
 
-def train(table, words, steps):
-    """One trainer's loop: one context, one backward pass through both parts."""
+def train(table, words, steps, limit=None):
+    """One trainer's loop: one context, one backward pass through both parts. Gradients of the dense
+    one are clipped to the norm `limit`."""
     net = dense_part()
     dense = hvd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
     sparse = DistributedOptimizer(optim.SGD, [table.rpc_sync().parameter()], lr=0.1 / hvd.size())
@@ -60,23 +62,31 @@ def train(table, words, steps):
             hvd.barrier()  # … before either changes them
             loss = net(rows).square().mean()
             autograd.backward(context_id, [loss])
-            dense.step(context_id)
+            if limit is None:
+                dense.step(context_id)
+            else:
+                dense.synchronize(context_id)
+                clip_grad_norm_(list(map(rpc.RRef, net.parameters())), context_id, limit)
+                with dense.skip_synchronize():
+                    dense.step(context_id)
             sparse.step(context_id)
             assert net.weight.grad is None
     return [parameter.detach() for parameter in net.parameters()]
 
 
-def in_one_process():
+def in_one_process(limit=torch.inf):
     table, net = Table(), dense_part()
     optimizer = optim.SGD([*net.parameters(), table.rows], lr=0.1)
     for _ in range(STEPS):
         optimizer.zero_grad()
         net(table.look_up(WORDS)).square().mean().backward()
+        nn.utils.clip_grad_norm_(net.parameters(), limit)
         optimizer.step()
     return [parameter.detach() for parameter in net.parameters()], table.value()
 
 
-def test_replicas_and_a_remote_embedding_in_one_backward_pass():
+@pytest.mark.parametrize("limit", [None, 0.1])
+def test_replicas_and_a_remote_embedding_in_one_backward_pass(limit):
     with LocalCluster(("server", *TRAINERS)) as cluster, LocalSessions(2) as sessions:
         with cluster["server"].active():
             table = Table.reference = rpc.RRef(Table())
@@ -85,7 +95,7 @@ def test_replicas_and_a_remote_embedding_in_one_backward_pass():
             with cluster[TRAINERS[rank]].active(), active(sessions[rank]):
                 try:
                     table = rpc.rpc_sync("server", Table.find)
-                    return train(table, WORDS.chunk(2)[rank], STEPS)
+                    return train(table, WORDS.chunk(2)[rank], STEPS, limit)
                 except BaseException:
                     sessions[rank].shutdown()  # the other one need not wait
                     raise
@@ -93,7 +103,7 @@ def test_replicas_and_a_remote_embedding_in_one_backward_pass():
         replicas = in_threads(2, run)
         Table.reference = None
         rows = table.local_value().value()
-        expected, expected_rows = in_one_process()
+        expected, expected_rows = in_one_process(torch.inf if limit is None else limit)
         for replica in replicas:
             for ours, theirs in zip(replica, expected, strict=True):
                 torch.testing.assert_close(ours, theirs)

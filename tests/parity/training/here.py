@@ -123,6 +123,8 @@ class Here(Trainer):
         assert self.program.clip is not None
         (kind, limit), options = self.program.clip, self.program.clip_options
         for members in every:
+            if kind == "value" and all(each.grad is None for each in members):
+                continue  # which torch does not take
             if kind == "value":
                 nn.utils.clip_grad_value_(members, limit, **options)
             elif self.program.clips_in_two:

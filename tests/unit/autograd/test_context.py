@@ -117,6 +117,16 @@ def test_gradients_add_up():
     assert c.gradients[x].tolist() == [2.0, 2.0, 2.0]
 
 
+def test_gradients_may_be_replaced_until_the_context_is_released():
+    c, x, y = context(), leaf(), leaf()
+    add(c, [x, y], [torch.ones(3), torch.ones(3)])
+    c.set_gradients({x: torch.full((3,), 5.0)})
+    assert [c.gradients[each].tolist() for each in (x, y)] == [[5, 5, 5], [1, 1, 1]]
+    c.release(RELEASED)
+    c.set_gradients({x: torch.ones(3)})
+    assert not c.gradients
+
+
 def test_many_gradients_add_up_whatever_else_there_is():
     c = context()
     leaves = [leaf(), leaf(2), torch.ones(4, dtype=torch.float64, requires_grad=True)]
