@@ -12,7 +12,7 @@ import secrets
 import threading
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.ids import ANYBODY, MAX_GENERATION, WorkerId, WorkerInfo, applicant_id
@@ -25,7 +25,7 @@ from lockstitch.runtime.worker import Worker
 from lockstitch.wire.messages import AskAdmission
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lockstitch.clock import Clock
     from lockstitch.rendezvous.contacts import Contacts
@@ -84,13 +84,11 @@ class Admitted:
     group_id: str
 
 
-class AskMember(Protocol):
-    """Asks the worker at `where` (its addresses and its host) to let one in. Raises
-    `PeerDiedError`."""
-
-    def __call__(
-        self, join_request: JoinRequest, mark: str, where: tuple[Sequence[str], str], timeout: float
-    ) -> Answer: ...
+Where: TypeAlias = "tuple[Sequence[str], str]"
+"""The addresses of a worker, and its host."""
+AskMember: TypeAlias = "Callable[[JoinRequest, str, Where, float], Answer]"
+"""Asks the worker at a place to let one in, within so many seconds; the text is the applicant's
+mark. Raises `PeerDiedError`."""
 
 
 class Admission:
@@ -154,7 +152,7 @@ class Admission:
         where that leads nowhere."""
         if known is not None:
             self._gone.discard(known)
-        where = (addresses, host)
+        where: Where = (addresses, host)
         for hop in range(_MOST_REDIRECTIONS):
             remaining = max(self._deadline - self._clock.now(), 0.01)
             try:
@@ -200,23 +198,15 @@ def _names(members: Mapping[str, Member]) -> str:
 # ---------------------------------------------------------------- asking
 
 
-class Applicants:
-    """Asks members over `transport`; the `options` are those of the worker to be."""
+def asking(transport: Transport, options: AgentOptions, clock: Clock) -> AskMember:
+    """Returns what asks members over `transport`; the `options` are those of the worker to be."""
 
-    def __init__(self, transport: Transport, options: AgentOptions, clock: Clock) -> None:
-        self._transport = transport
-        self._options = options
-        self._clock = clock
-
-    def ask(
-        self, join_request: JoinRequest, mark: str, where: tuple[Sequence[str], str], timeout: float
-    ) -> Answer:
-        """Asks one member, as `AskMember` says."""
+    def ask(join_request: JoinRequest, mark: str, where: Where, timeout: float) -> Answer:
         addresses, host = where
         address = choose_address(addresses, host == host_identity())
         me = WorkerInfo(join_request.name, *applicant_id(secrets.randbits(30)))
-        directory = _OneAddress(address, self._transport)
-        applicant = Worker(me, directory, self._transport, clock=self._clock, options=self._options)
+        directory = _OneAddress(address, transport)
+        applicant = Worker(me, directory, transport, clock=clock, options=options)
         applicant.start()
         try:
             answer: Answer = applicant.agent.outgoing.request(
@@ -236,6 +226,8 @@ class Applicants:
             return answer
         finally:
             applicant.close()
+
+    return ask
 
 
 class _OneAddress:

@@ -15,7 +15,7 @@ from lockstitch.rendezvous.contacts import Contacts
 from lockstitch.rendezvous.hosts import elsewhere, host_reached_at, leads_here, reach, why_apart
 from lockstitch.rendezvous.membership_protocol import MembershipProtocol
 from lockstitch.rendezvous.static_group import failing_together
-from lockstitch.rpc.admission import Admission, Applicants, Invitation
+from lockstitch.rpc.admission import Admission, Invitation, asking
 from lockstitch.rpc.device_maps import HAS_DEVICES, agree
 from lockstitch.rpc.dynamic_directory import DynamicDirectory
 from lockstitch.rpc.dynamic_membership import DynamicMembership
@@ -156,7 +156,7 @@ def join_dynamic_group(
     seconds: float,
 ) -> JoinedGroup:
     """Comes in through a member, or founds the group. Raises what `Admission` raises."""
-    ask = Applicants(transport, options, SYSTEM_CLOCK).ask
+    ask = asking(transport, options, SYSTEM_CLOCK)
     admission = Admission(join_request, ask, SYSTEM_CLOCK, seconds)
     contacts = None
     if isinstance(store, Invitation):
