@@ -22,7 +22,7 @@ from lockstitch.attach.presence import JOB_VARIABLE, new_job
 from lockstitch.attach.system import name_of_program
 from lockstitch.launch import manifest, observing, options
 from lockstitch.launch.elastic import Elasticity, ElasticJob
-from lockstitch.launch.local import run_local
+from lockstitch.launch.local import LocalJob
 from lockstitch.launch.multi_host import MultiHostJob
 from lockstitch.launch.outputs import Outputs
 from lockstitch.launch.placing import (
@@ -324,7 +324,9 @@ class _Launch:
                     self.grace_seconds,
                     outputs,
                 ).run()
-            return run_local(self.command, self.workers, self._screen, self.grace_seconds, outputs)
+            return LocalJob(
+                self.command, self.workers, self._screen, self.grace_seconds, outputs
+            ).run()
 
     def run_elastic(self, elasticity: Elasticity) -> int:
         """Runs a job whose workers come and go; returns its exit status."""

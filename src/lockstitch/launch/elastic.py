@@ -14,13 +14,14 @@ from lockstitch.clock import SYSTEM_CLOCK, earliest
 from lockstitch.folders import Folder
 from lockstitch.launch.discovery import Discovery
 from lockstitch.launch.handover import secret_for
-from lockstitch.launch.hosts import Slots, is_here, own_address
+from lockstitch.launch.hosts import Slots, is_here
 from lockstitch.launch.job import Job, TrackedWorker
 from lockstitch.launch.process import without_ranks
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launch.starting import ProcessStarter, WorkerCommand
 from lockstitch.launcher_link.conductor import Conductor, NewWorld, Surroundings
 from lockstitch.launcher_link.rank_coordinator import CoordinatorOptions, Ended, HostsFound
+from lockstitch.link.addresses import own_address
 from lockstitch.link.pulse import heartbeat_seconds
 from lockstitch.trust import find_secret
 
@@ -91,7 +92,7 @@ class ElasticJob(Job):
             self.reach_hosts(elasticity.shell, self._command, secret, inherited),
             self,
             self._note_not_started,
-            lambda: self._parts.conductor.server.listen(f"tcp:{own_address()}:0"),
+            lambda: self._parts.conductor.server.listen(f"tcp:{own_address(None)}:0"),
         )
         surroundings = Surroundings(
             f"unix:{folder / 'launcher'}",
@@ -194,4 +195,6 @@ class ElasticJob(Job):
         if not any(map(shell.starts_on, world.hosts)):
             return f"file://{self._parts.folder}/world-{world.generation}"
         first = world.hosts[0]
-        return f"tcp://{own_address() if is_here(first) else shell.address_of(first)}:{world.port}"
+        return (
+            f"tcp://{own_address(None) if is_here(first) else shell.address_of(first)}:{world.port}"
+        )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import socket
 
-from lockstitch.link import addresses
-
 Slots = tuple[tuple[str, int], ...]
 
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:]+\]"
@@ -39,13 +37,6 @@ def parse_discovered(text: str, default_slots: int) -> Slots:
 def is_here(host: str) -> bool:
     """Whether a name means this machine."""
     return host in ("localhost", "127.0.0.1", "[::1]", socket.gethostname())
-
-
-def own_address(towards: str | None = None) -> str:
-    """Returns where other hosts reach this one: LOCKSTITCH_ADDRESS, the address of the interface
-    that LOCKSTITCH_IFNAME names, or else the one on the way to the host `towards`, or out of here;
-    or, where there is none, the loopback address, where only this host does."""
-    return addresses.own_address(towards)
 
 
 def _matched(

@@ -146,7 +146,7 @@ class Job(ProcessLoop):
     # ------------------------------------------------------------ the loop
 
     def run(self) -> int:
-        """Runs the job; returns its exit status (see `run_local`). Raises `OSError` where it has
+        """Runs the job; returns its exit status (see `LocalJob`). Raises `OSError` where it has
         ended because what workers say can be shown, or written to files, no more."""
         self._let_others_look()
         self.run_loop()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lockstitch.launch.handover import secret_for
 from lockstitch.launch.job import Job, TrackedWorker
 from lockstitch.launch.meeting import MeetingPlace
-from lockstitch.launch.process import GRACE_SECONDS, WorkerProcess, worker_environment
+from lockstitch.launch.process import WorkerProcess, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,24 +24,13 @@ if TYPE_CHECKING:
 _SETTLING_SECONDS = 0.5
 
 
-def run_local(
-    command: Sequence[str],
-    workers: int,
-    screen: Screen,
-    grace_seconds: float = GRACE_SECONDS,
-    outputs: Outputs | None = None,
-) -> int:
-    """Runs `command` as `workers` processes and returns the job's exit status.
+class LocalJob(Job):
+    """Runs `command` as `workers` processes; `run()` returns the job's exit status.
 
     0 if all ended well; that of the worker that failed first; 128 + n if signal n stopped the job
     (130 after Ctrl-C). Meanwhile this process's children and its signals are the job's: call it
     from the main thread of a process that does nothing else.
     """
-    return LocalJob(command, workers, screen, grace_seconds, outputs).run()
-
-
-class LocalJob(Job):
-    """A job on this machine; `run()` returns the exit status."""
 
     def __init__(
         self,

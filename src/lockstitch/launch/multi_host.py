@@ -11,10 +11,11 @@ import random
 from typing import TYPE_CHECKING
 
 from lockstitch.launch.handover import secret_for
-from lockstitch.launch.hosts import is_here, own_address
+from lockstitch.launch.hosts import is_here
 from lockstitch.launch.local import LocalJob
 from lockstitch.launch.process import WorkerProcess, with_defaults
 from lockstitch.launcher_link.fixed_ranks import ranks_on, variables_of_ranks
+from lockstitch.link.addresses import own_address
 from lockstitch.link.ports import find_ports
 from lockstitch.link.sockets import HeldPort
 from lockstitch.trust import find_secret

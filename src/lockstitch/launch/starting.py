@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lockstitch.launch.hosts import own_address
 from lockstitch.launch.process import WorkerProcess, with_defaults
 from lockstitch.launch.remote import RemoteShell
 from lockstitch.launcher_link.client import ADDRESS, REACHED_AT
+from lockstitch.link.addresses import own_address
 
 if TYPE_CHECKING:
     import signal
@@ -90,7 +90,7 @@ class ProcessStarter:
 
     def _start_here(self, worker: int, variables: dict[str, str]) -> None:
         if self._worker_command.may_be_far:
-            variables[REACHED_AT] = variables["LOCKSTITCH_ADDRESS"] = own_address()
+            variables[REACHED_AT] = variables["LOCKSTITCH_ADDRESS"] = own_address(None)
         inherited = self._worker_command.inherited
         environment = with_defaults(variables, self._on_host[""] + 1, inherited)
         process = WorkerProcess(worker, self._worker_command.command, environment)

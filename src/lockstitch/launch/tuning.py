@@ -14,10 +14,6 @@ def _bytes(megabytes: float) -> int:
     return int(megabytes * (1 << 20))
 
 
-def _flag(is_set: bool) -> int:
-    return int(is_set)
-
-
 def _unset(is_set: bool) -> int:
     return int(not is_set)
 
@@ -29,7 +25,7 @@ def _seconds(seconds: float) -> int:
 _VARIABLES: Final[tuple[tuple[str, str, Callable[[Any], object]], ...]] = (
     ("fusion_megabytes", "HOROVOD_FUSION_THRESHOLD", _bytes),
     ("timeline", "HOROVOD_TIMELINE", str),
-    ("mark_cycles", "HOROVOD_TIMELINE_MARK_CYCLES", _flag),
+    ("mark_cycles", "HOROVOD_TIMELINE_MARK_CYCLES", int),
     ("stall_check", "HOROVOD_STALL_CHECK_DISABLE", _unset),
     ("stall_warning", "HOROVOD_STALL_CHECK_TIME_SECONDS", int),
     ("stall_shutdown", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", int),

@@ -53,7 +53,6 @@ class Mailbox:
         side: int,
         wakeups: socket.socket,
         spin_seconds: float = SPIN_SECONDS,
-        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         view = memoryview(memory)
         rings = Ring(view[:_RING_BYTES]), Ring(view[_RING_BYTES : 2 * _RING_BYTES])
@@ -61,7 +60,6 @@ class Mailbox:
         self._side = side
         self._wakeups = wakeups
         self._spin_seconds = spin_seconds
-        self._now = now
         self._fence = Fence()
         self._estimates: dict[int, DurationEstimate] = {}
 
@@ -115,7 +113,7 @@ class Mailbox:
 
     def _wait(self, kind: int) -> bool:
         """Waits until a message is there; returns False if there will be none."""
-        start = self._now()
+        start = time.perf_counter()
         estimate = self._estimates.get(kind)
         if estimate is None:
             estimate = self._estimates[kind] = DurationEstimate(4 * SPIN_SECONDS)
@@ -126,11 +124,11 @@ class Mailbox:
             if not self._sleep(self.has_message, _FOR_MESSAGE):
                 return self.has_message()
             is_there = self.has_message()
-        estimate.note(self._now() - start)
+        estimate.note(time.perf_counter() - start)
         return True
 
     def _spin(self, deadline: float) -> bool:
-        words, now = self._in.words, self._now
+        words, now = self._in.words, time.perf_counter
         before = words[TAIL]
         if before != words[HEAD]:
             return True

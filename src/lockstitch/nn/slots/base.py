@@ -17,7 +17,7 @@ and brought up to date by the `Changes` that come with a request (`module_change
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from lockstitch.devices.kinds import HOST
@@ -155,8 +155,6 @@ class Blueprint:
     """How many there are to be, the caller's included."""
     device: torch.device = HOST
     """That of the caller's module."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """What one kind of slots needs besides."""
 
 
 class Slot(ABC):

@@ -6,12 +6,10 @@ import contextlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from torch.autograd.profiler import record_function
-
 from lockstitch.memory.host_copies import HostCopies
 from lockstitch.rpc import api
 from lockstitch.rpc.constants import UNSET_RPC_TIMEOUT
-from lockstitch.rpc.profiling import RPCExecMode, is_profiling
+from lockstitch.rpc.profiling import RPCExecMode
 from lockstitch.rpc.worker_groups.future import GroupFuture
 from lockstitch.rpc.worker_groups.merging import GroupStream
 from lockstitch.rpc.worker_groups.reductions import operation_of, reduce
@@ -241,11 +239,7 @@ def begin_call(
 
     def begin() -> Future[Any]:
         prepared = api._prepare(*call, name)
-        if is_profiling():
-            key = api._key(RPCExecMode.ASYNC, call[0], caller, worker)
-            with record_function(key):
-                caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout, make)
-        else:
+        with api._range_if_profiling(RPCExecMode.ASYNC, call[0], caller, worker):
             caller.agent.outgoing.call_into(future, worker.worker, prepared, timeout, make)
         return future
 
