@@ -150,36 +150,6 @@ def test_coalesced_tensors_of_several_dtypes_are_reduced_together(groups: Groups
     groups.run(work)
 
 
-def test_reduce_changes_the_tensor_of_the_root_only(groups: Groups) -> None:
-    def work(group: Any, rank: int) -> list[float]:
-        mine = torch.full((2, 2), float(rank)).t()
-        group.reduce([mine], options(root=1)).wait()
-        return mine.flatten().tolist()
-
-    assert groups.run(work) == [[0.0] * 4, [3.0] * 4, [2.0] * 4]
-
-
-def test_reduce_scatter_takes_inputs_of_different_sizes(groups: Groups) -> None:
-    def work(group: Any, rank: int) -> list[float]:
-        mine = torch.zeros(rank)
-        group.reduce_scatter(
-            [mine], [[torch.full((n,), float(n + rank)) for n in range(SIZE)]], options()
-        ).wait()
-        return mine.tolist()
-
-    assert groups.run(work) == [[], [6.0], [9.0, 9.0]]
-
-
-def test_reduce_scatter_of_one_tensor_leaves_each_rank_its_part(groups: Groups) -> None:
-    def work(group: Any, rank: int) -> list[float]:
-        whole = torch.arange(2.0 * SIZE).view(SIZE, 2) * (rank + 1)
-        mine = torch.zeros(2)
-        group.reduce_scatter_single(mine, whole, options()).wait()
-        return mine.tolist()
-
-    assert groups.run(work) == [[0.0, 6.0], [12.0, 18.0], [24.0, 30.0]]
-
-
 @pytest.mark.parametrize("op", [OP.SUM, OP.AVG], ids=str)
 def test_sparse_tensors_are_summed_in_place(groups: Groups, op: Any) -> None:
     def given(rank: int) -> torch.Tensor:
@@ -207,61 +177,6 @@ def test_sparse_and_dense_tensors_do_not_meet(groups: Groups) -> None:
 
 
 # ---------------------------------------------------------------- moving
-
-
-def test_broadcast_writes_into_any_layout(groups: Groups) -> None:
-    def work(group: Any, rank: int) -> list[float]:
-        mine = torch.full((3, 2), float(rank)).t()
-        group.broadcast([mine], options(root=2)).wait()
-        return mine.flatten().tolist()
-
-    assert groups.run(work) == [[2.0] * 6] * SIZE
-
-
-def test_allgather_writes_into_lists_and_into_one_tensor(groups: Groups) -> None:
-    def work(group: Any, rank: int) -> None:
-        mine = torch.full((2, 2), float(rank))
-        pieces = [torch.zeros(2, 2).t() for _ in range(SIZE)]
-        group.allgather([pieces], [mine]).wait()
-        assert [piece[0, 0].item() for piece in pieces] == [0.0, 1.0, 2.0]
-        whole = torch.zeros(2 * SIZE, 2)
-        group.all_gather_single(whole, mine).wait()
-        assert torch.equal(whole, torch.cat(pieces))
-
-    groups.run(work)
-
-
-def test_allgather_may_gather_into_the_tensor_in_which_the_input_lies(groups: Groups) -> None:
-    def work(group: Any, rank: int) -> list[float]:
-        whole = torch.full((SIZE,), -1.0)
-        whole[rank] = rank
-        group.all_gather_single(whole, whole[rank : rank + 1]).wait()
-        return whole.tolist()
-
-    assert groups.run(work) == [[0.0, 1.0, 2.0]] * SIZE
-
-
-def test_allgather_takes_pieces_of_different_sizes(groups: Groups) -> None:
-    def work(group: Any, rank: int) -> list[list[float]]:
-        pieces = [torch.zeros(n) for n in range(SIZE)]
-        group.allgather([pieces], [torch.full((rank,), float(rank))]).wait()
-        return [piece.tolist() for piece in pieces]
-
-    assert groups.run(work) == [[[], [1.0], [2.0, 2.0]]] * SIZE
-
-
-def test_gather_and_scatter_are_of_one_rank(groups: Groups) -> None:
-    def work(group: Any, rank: int) -> None:
-        mine = torch.tensor(float(rank))
-        pieces = [[torch.tensor(-1.0) for _ in range(SIZE)]] if rank == 1 else []
-        group.gather(pieces, [mine], options(root=1)).wait()
-        if rank == 1:
-            assert [piece.item() for piece in pieces[0]] == [0.0, 1.0, 2.0]
-        given = [[torch.tensor(10.0 + n) for n in range(SIZE)]] if rank == 2 else []
-        group.scatter([mine], given, options(root=2)).wait()
-        assert mine.item() == 10.0 + rank
-
-    groups.run(work)
 
 
 def test_alltoall_takes_tensors_and_rows_of_different_sizes(groups: Groups) -> None:
