@@ -101,13 +101,6 @@ def test_async_execution_methods_give_what_their_future_holds(cluster, kind):
 
 
 @WAYS
-def test_async_execution_methods_must_return_a_future(cluster, kind):
-    rref = remote(cluster[1], Counter, 7)
-    with pytest.raises(RuntimeError, match="must return a torch.futures.Future object,"):
-        call(rref, kind, "never_later")
-
-
-@WAYS
 def test_exceptions_keep_their_type(cluster, kind):
     rref = remote(cluster[1], Counter, 7)
     with pytest.raises(LookupError, match="no luck"):
