@@ -54,7 +54,7 @@ class context:  # noqa: N801 - torch's name, used as a statement: `with context(
 
     def __enter__(self) -> int:
         self._service = service()
-        self._context = self._service.new_context()
+        self._context = self._service.new_context(self)
         return self._context.id
 
     def __exit__(self, *_error: object) -> None:

@@ -23,6 +23,7 @@ from lockstitch.torch_internals.owners import is_sole_owner
 from lockstitch.torch_internals.tensors import add_many, indices_of, values_of
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Mapping, Sequence
 
     from torch.nn.parallel import DistributedDataParallel
@@ -89,6 +90,8 @@ class DistAutogradContext:
         self.id = identifier
         self.home = home
         self.is_released = False
+        self.block: weakref.ref[object] | None = None
+        """What lives until the context is left, if it was opened by a block of a program."""
         self.receives: dict[GlobalId, Node] = {}
         self.passes: dict[WorkerId, Pass] = {}
         """The latest backward pass of each initiator."""

@@ -48,13 +48,14 @@ class Contexts:
         with self._lock:
             return list(self._alive.values())
 
-    def open(self) -> DistAutogradContext:
-        """A new one, of this worker's."""
-        identifier = context_id(self._worker, next(self._numbers))
-        context = DistAutogradContext(identifier, self._home)
+    def new(self) -> DistAutogradContext:
+        """A new one, of this worker's, which is not known here yet."""
+        return DistAutogradContext(context_id(self._worker, next(self._numbers)), self._home)
+
+    def add(self, context: DistAutogradContext) -> None:
+        """Lets a new one be found."""
         with self._lock:
-            self._alive[identifier] = context
-        return context
+            self._alive[context.id] = context
 
     def get(self, identifier: int) -> DistAutogradContext | None:
         """The context of that id; None where there is none, or no more."""

@@ -8,6 +8,7 @@ handler of the messages by which contexts end. Backward passes are the business 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -140,19 +141,27 @@ class AutogradService:
 
     # ------------------------------------------------------------ contexts
 
-    def new_context(self) -> DistAutogradContext:
-        """Opens a context and makes it the current thread's.
+    def new_context(self, block: object = None) -> DistAutogradContext:
+        """Opens a context and makes it the current thread's. `block`: what lives until it is left.
+        Should that go before (an interrupt has struck while it was left), the next one opened by
+        this thread takes the place of this one.
 
         Raises `RuntimeError` where the thread is inside of one already.
         """
         current = current_context(self)
+        if current is not None and current.block is not None and current.block() is None:
+            self.leave_context(current)
+            current = None
         if current is not None:
             raise RuntimeError(
                 f"Already have an autograd context id for this thread: {current.id}. A thread is "
                 "in one context at a time: end its block first, or open the other in another thread"
             )
-        context = self._contexts.open()
-        set_current_context(context)
+        context = self._contexts.new()
+        if block is not None:
+            context.block = weakref.ref(block)
+        set_current_context(context)  # first: whoever is struck now is found by the next
+        self._contexts.add(context)
         return context
 
     def find_context(self, identifier: int) -> DistAutogradContext:

@@ -126,7 +126,9 @@ class ThreadPool:
 
     def submit(self, call: Callable[[], None]) -> None:
         """Runs a user's call on a thread of the pool, or puts it into the backlog."""
-        if self._calls.begin(call):
+        if _local.thread.pool is not self:  # an interrupt may come between the two steps
+            self._threads.assign(lambda: self._run_in_turn(call))
+        elif self._calls.begin(call):
             self._threads.assign(lambda: self._run_counted(call))
 
     def spawn(self, task: Callable[[], None]) -> None:
@@ -441,6 +443,10 @@ class ThreadPool:
             self._report(error)
 
     # ------------------------------------------------------------ user calls
+
+    def _run_in_turn(self, call: Callable[[], None]) -> None:
+        if self._calls.begin(call):
+            self._run_counted(call)
 
     def _run_counted(self, call: Callable[[], None] | None) -> None:
         """Runs `call`, if any, and then what waits in the backlog; it is counted already."""

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from lockstitch import autograd
+from lockstitch.autograd.service import AutogradService
 from lockstitch.errors import NotInitializedError
 from lockstitch.rref.rref import RRef
 from lockstitch.testing.cluster import LocalCluster
+from tests.cluster.autograd.comparison import wait_until
+from tests.unit.wire.interrupts import interrupted, strike_everywhere
 
 
 @pytest.fixture
@@ -51,6 +54,20 @@ def test_a_context_that_was_released_within_its_block_ends_quietly(worker):
         autograd._release_context(context_id)
     with autograd.context():
         pass
+
+
+def test_a_block_whose_end_is_interrupted_keeps_nobody_from_the_next(worker):
+    modules = [f"lockstitch.autograd.{name}" for name in ("api", "service", "contexts", "context")]
+
+    def attempt(number):
+        with interrupted(number, *modules) as striker, autograd.context():
+            pass
+        with autograd.context():
+            pass
+        assert wait_until(lambda: not worker.service(AutogradService).contexts), striker.where
+        return striker
+
+    assert strike_everywhere(attempt) > 10
 
 
 @pytest.mark.parametrize(

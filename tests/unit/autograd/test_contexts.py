@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from lockstitch.autograd.contexts import Contexts
 from lockstitch.ids import WorkerId, context_owner
+
+if TYPE_CHECKING:
+    from lockstitch.autograd.context import DistAutogradContext
 
 ME = WorkerId(3, 0)
 THEIRS = 100
@@ -16,8 +21,14 @@ def contexts() -> Contexts:
     return Contexts(ME, home="the service")
 
 
+def opened(contexts: Contexts) -> DistAutogradContext:
+    context = contexts.new()
+    contexts.add(context)
+    return context
+
+
 def test_opened_contexts_have_ids_of_their_own(contexts: Contexts) -> None:
-    one, other = contexts.open(), contexts.open()
+    one, other = opened(contexts), opened(contexts)
     assert one.id != other.id
     assert context_owner(one.id) == ME
     assert contexts.alive() == [one, other]
@@ -61,6 +72,6 @@ def test_releases_are_remembered_but_not_for_ever(
 
 
 def test_clearing_hands_out_all(contexts: Contexts) -> None:
-    opened = contexts.open()
-    assert contexts.clear() == [opened]
+    one = opened(contexts)
+    assert contexts.clear() == [one]
     assert contexts.alive() == []

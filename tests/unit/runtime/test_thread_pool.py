@@ -15,6 +15,7 @@ from lockstitch.runtime.monitor import Sight
 from lockstitch.runtime.thread_pool import ThreadPool
 from lockstitch.transport.memory_streams import MemoryPoller
 from tests.unit.runtime.stage import PATIENCE_SECONDS, Background, wait_until
+from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -236,11 +237,22 @@ def test_at_most_the_limit_run_at_once_and_the_rest_waits(scene: Scene) -> None:
 def test_submitted_calls_count_like_read_ones(scene: Scene) -> None:
     for _ in range(5):
         scene.thread_pool.submit(scene.gate)
-    wait_until(lambda: scene.gate.inside == LIMIT)
-    assert scene.thread_pool.backlog == 3
+    wait_until(lambda: scene.gate.inside == LIMIT and scene.thread_pool.backlog == 3)
     scene.gate.open()
     wait_until(lambda: len(scene.gate.threads) == 5 and scene.thread_pool.running == 0)
     assert scene.gate.most == LIMIT
+
+
+def test_an_interrupt_while_a_call_is_submitted_takes_no_place_for_good(scene: Scene) -> None:
+    modules = [f"lockstitch.runtime.{name}" for name in ("thread_pool", "call_limit", "threads")]
+
+    def attempt(number: int) -> Interrupter:
+        with interrupted(number, *modules) as striker:
+            scene.thread_pool.submit(lambda: None)
+        wait_until(lambda: scene.thread_pool.running == 0 and scene.thread_pool.is_resting)
+        return striker
+
+    assert strike_everywhere(attempt) > 1
 
 
 def test_quick_functions_that_block_after_all_respect_the_limit_too(scene: Scene) -> None:
