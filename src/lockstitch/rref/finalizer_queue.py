@@ -54,9 +54,10 @@ class FinalizerQueue(Generic[T]):
             return
         with self._lock:
             if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread  # an interrupt before leaves one too many, not one too few
                 self._started = True
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
 
     def drain(self) -> None:
         """Acts on what was left until now, instead of the thread."""
@@ -77,6 +78,7 @@ class FinalizerQueue(Generic[T]):
             if not self._closed:
                 self._hurry.clear()
             self.drain()
+        self._left.put(None)  # should there be another
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Ends the thread; from now on nobody need be told. If it is telling somebody who takes in

@@ -105,6 +105,12 @@ class RequestsFromSelf(Requests):
     def __init__(self, serving: Serving, peer: WorkerInfo, send: Callable[[Message], None]) -> None:
         super().__init__(serving, peer)
         self._send = send
+        self._lock = threading.Lock()
+
+    def may_begin(self, invocation: Invocation) -> bool:
+        """See `Requests.may_begin`; several threads serve such requests."""
+        with self._lock:
+            return super().may_begin(invocation)
 
     def reply(self, message: Message) -> None:
         self._send(message)

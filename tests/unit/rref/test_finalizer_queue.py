@@ -7,6 +7,7 @@ import pytest
 
 from lockstitch.ids import GlobalId
 from lockstitch.rref.finalizer_queue import FinalizerQueue
+from tests.unit.wire.interrupts import interrupted, strike_everywhere
 
 FORKS = [GlobalId(0, 0, n) for n in range(3)]
 
@@ -127,3 +128,18 @@ def test_closing_does_not_wait_for_ever_for_one_who_takes_in_nothing():
     goes_on.set()
     queue.close()
     assert not queue._thread.is_alive()
+
+
+def test_an_interrupt_while_the_thread_is_started_leaves_none_too_few():
+    def attempt(number):
+        heard = threading.Event()
+        queue = FinalizerQueue("test-references", lambda _things: heard.set())
+        with interrupted(number, FinalizerQueue.__module__) as striker:
+            queue.start()
+        queue.start()
+        queue.let_go(FORKS[0])
+        assert heard.wait(10), striker.where
+        queue.close()
+        return striker
+
+    assert strike_everywhere(attempt) > 1
