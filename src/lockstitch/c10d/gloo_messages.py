@@ -38,7 +38,7 @@ class GlooMessages:
     def __init__(self, group: Membership, timeout: timedelta) -> None:
         self._group = group
         self._rank = group.session.rank
-        self._gloo: Any = group.session.message_group(timeout)
+        self._gloo, self._connections = group.session.message_group(timeout)
         group.session.observers.ended = self._end
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> GlooWork:
@@ -79,11 +79,11 @@ class GlooMessages:
 
     def close(self) -> None:
         """Ends what waits for other ranks."""
-        self._gloo.abort()
+        self._connections.end()
 
     def _end(self, error: BaseException) -> None:
         if not (isinstance(error, RankLostError) and error.is_farewell):
-            self._gloo.abort()
+            self._connections.end()
 
 
 class GlooWork(distributed.Work):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lockstitch.collectives.c10d.gloo_connections import GlooConnections
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.process_sets import ProcessSet
 
@@ -97,6 +98,6 @@ class Backend(Protocol):
 class BetweenHosts(Backend, Protocol):
     """One whose ranks may be on several hosts."""
 
-    def message_group(self, timeout: timedelta) -> Any:
+    def message_group(self, timeout: timedelta) -> tuple[Any, GlooConnections]:
         """See `Session.message_group`."""
         ...

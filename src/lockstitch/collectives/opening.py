@@ -323,7 +323,8 @@ class _Opening:
         connect_seconds = min(seconds, 2 * link_options.greeting_seconds)
         chunks = sealed_by(self._secret, PrefixStore(f"chunks/{roster.me.generation}", self._store))
         peers = PeerConnections(rank, chunks, transport, link_options, self._pending.clock)
-        keywords: Any = {"silence_seconds": heartbeat if own else 0.0, "names": link_options.names}
+        silence = link_options.silence if own else 0.0
+        keywords: Any = {"silence_seconds": silence, "names": link_options.names}
         keywords |= {"peers": peers}
         groups: GroupOperations = GroupOperations(
             rank, store, options.device, seconds, own, connect_seconds, **keywords
@@ -340,6 +341,7 @@ class _Opening:
             connect,
             name,
             start_seconds=seconds,
+            news_seconds=link_options.news_seconds,
             has_failed=has_failed,
             # Speakers carry no tensors.
             riding_bytes=options.riding_bytes if self._size <= options.speaker_fan_in else 0,

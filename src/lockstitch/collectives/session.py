@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from lockstitch.attach.values import Question
     from lockstitch.clock import Clock
     from lockstitch.collectives.backend import Backend, BetweenHosts
+    from lockstitch.collectives.c10d.gloo_connections import GlooConnections
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.nccl_bootstrap import NcclBootstrap
     from lockstitch.collectives.pending_operations import PendingOperations
@@ -409,9 +410,10 @@ class Session(Operations):
         """Whether `open_pair` can be used."""
         return self._backend.opens_sets_alone
 
-    def message_group(self, timeout: timedelta) -> Any:
+    def message_group(self, timeout: timedelta) -> tuple[Any, GlooConnections]:
         """A process group of Gloo of all ranks, for messages between two of them where there are no
-        pairs; all ranks call it. `timeout`: for each message. Raises `CollectiveError`."""
+        pairs, and its connections; all ranks call it. `timeout`: for each message. Raises
+        `CollectiveError`."""
         return cast("BetweenHosts", self._backend).message_group(timeout)
 
     @in_plain_modes

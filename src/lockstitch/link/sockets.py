@@ -18,11 +18,12 @@ from lockstitch.link.addresses import host_and_port, with_port
 from lockstitch.link.ports import listen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """What keeps this process from connecting or accepting, and says nothing of the other end."""
 _BACKLOG = 4096
+_INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
 # The beginning of Linux' `struct tcp_info`: state, probes that nobody has answered, packets that
 # nobody has acknowledged, how many ms ago the last acknowledgement came.
@@ -248,7 +249,7 @@ def probe_silence(sock: socket.socket, seconds: float) -> None:
 
 
 def _set_tcp(sock: socket.socket, **options: int) -> None:
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+    if sock.family not in _INTERNET:
         return
     with contextlib.suppress(OSError):
         for name, value in options.items():
@@ -290,13 +291,45 @@ def silence_bounded(seconds: float) -> Iterator[Callable[[], None]]:
                 contextlib.suppress(OSError),  # it has been closed, and may be a file's by now
                 _copy_of(descriptor) as sock,
             ):
-                if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                if not _listens(sock):
                     state, *_ = _tcp_info(sock)
                     tries = _CONNECTING_TRIES if state == _CONNECTING else 1
                     bound_silence(sock, seconds / tries)
 
     yield bound
     bound()
+
+
+def listeners(host: str) -> set[tuple[str, int]]:
+    """Returns where this process listens to TCP at an address of this host."""
+    found = set()
+    for sock in _sockets_of_tcp():
+        if _listens(sock) and sock.getsockname()[0] == host:
+            found.add(sock.getsockname()[:2])
+    return found
+
+
+def end_connections(at: Container[tuple[str, int]]) -> None:
+    """Ends all connections of this process over TCP one end of which is where somebody listens:
+    for those of a library that says nothing of them, and waits for the other end."""
+    for sock in _sockets_of_tcp():
+        with contextlib.suppress(OSError):  # it is connected to nobody
+            if not _listens(sock) and (
+                sock.getsockname()[:2] in at or sock.getpeername()[:2] in at
+            ):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets_of_tcp() -> Iterator[socket.socket]:
+    """Copies of all that are open, each until the next is taken."""
+    for descriptor, _ in _open_sockets():
+        with contextlib.suppress(OSError), _copy_of(descriptor) as sock:  # it has been closed
+            if sock.family in _INTERNET and sock.type == socket.SOCK_STREAM:
+                yield sock
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _open_sockets() -> set[tuple[int, str]]:

@@ -20,6 +20,8 @@ from lockstitch.link.sockets import (
     SocketListener,
     SocketStream,
     connect,
+    end_connections,
+    listeners,
     peer_credentials,
     peer_process,
     probe_silence,
@@ -165,6 +167,24 @@ def test_what_is_no_socket_has_no_other_end_and_stays_as_it_was(tmp_path: Path) 
         with pytest.raises(OSError, match="socket"):
             peer_process(file.fileno())
         assert os.listdir("/proc/self/fd") == before
+
+
+def test_connections_of_a_listener_end_at_both_ends_and_no_others_do(tmp_path: Path) -> None:
+    addresses = ["tcp:127.0.0.1:0", "tcp:127.0.0.1:0", f"unix:{tmp_path}/s"]
+    wanted, other, local = map(SocketListener, addresses)
+    port = int(wanted.address.rpartition(":")[2])
+    ends = [meet(each) for each in (wanted, other, local)]
+    assert ("127.0.0.1", port) in listeners("127.0.0.1")
+    assert not listeners("127.0.0.2")
+    end_connections({("127.0.0.1", port)})
+    assert [received(end) for end in ends[0]] == [b"", b""]
+    for near, far in (*ends[1:], meet(wanted)):
+        near.send([b"hello"])
+        assert received(far) == b"hello"
+        near.close()
+        far.close()
+    for each in (*ends[0], wanted, other, local):
+        each.close()
 
 
 def test_silence_is_bounded_on_connections_that_others_have_opened():

@@ -17,7 +17,7 @@ is ready for it. Operations that are ready together are fused.
 - `beginning`: waiting until all are there
 - `orders`: performing the orders of rank 0 on one rank, one after the other
 - `performing`: what an order comes down to: from requests to results
-- `group_operations`: the operations of a process group
+- `group_operations`: the operations of a process group; `gloo_connections`: how those that wait end
 - `exchange`: vectors that the ranks reduce between them, in chunks; no I/O
 - `entrance`: where ranks connect to another
 - `peer_connections`, `chunk_transfer`: over which connections, and moving the chunks over them

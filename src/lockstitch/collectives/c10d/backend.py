@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
+    from lockstitch.collectives.c10d.gloo_connections import GlooConnections
     from lockstitch.collectives.c10d.group_operations import GroupOperations
     from lockstitch.collectives.handles import Handle
     from lockstitch.collectives.pending_operations import PendingOperations
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 1.0
-_SILENCE_GRACE_SECONDS = 0.2
+_SILENCE_NEWS_SECONDS = 0.2
 _ANSWER_SECONDS = 1.0
 _LOOKS_FOR_ANSWER = 20
 
@@ -91,6 +92,7 @@ class C10dBackend:
 
     It is made when all ranks have come to rank 0 and have connected to each other; `start_seconds`
     are for the first of that. `has_failed` may know earlier of a rank that does not come.
+    `news_seconds`: how long news of a death may take to come here once a connection has broken.
     `riding_bytes`: see `SessionOptions`.
     """
 
@@ -104,11 +106,13 @@ class C10dBackend:
         only_for: ProcessSet | None = None,
         *,
         start_seconds: float = 60.0,
+        news_seconds: float = 1.0,
         has_failed: Callable[[], str | None] = lambda: None,
         riding_bytes: int = 0,
     ) -> None:
         self.name = name
         self._only_for = only_for
+        self._news_seconds = news_seconds
         self._route = None if only_for is None else self
         self._end: CollectiveError | None = None
         """Why it takes nothing any more, though the session goes on."""
@@ -279,7 +283,7 @@ class C10dBackend:
     def open_set(self, process_set: ProcessSet) -> None:
         self._connected(lambda: self._groups.open_set(process_set))
 
-    def message_group(self, timeout: timedelta) -> Any:
+    def message_group(self, timeout: timedelta) -> tuple[Any, GlooConnections]:
         """See `Session.message_group`."""
         return self._connected(lambda: self._groups.message_group(self._sets[GLOBAL_SET], timeout))
 
@@ -290,7 +294,7 @@ class C10dBackend:
                 return in_thread(connect, self._pending, look=look)
         except Exception as error:
             # It may have failed since a rank died, of which the news are on their way.
-            self._knows_why.wait(_GRACE_SECONDS)
+            self._knows_why.wait(self._news_seconds)
             self._give_up(error)
             self._pending.check()
             raise
@@ -367,7 +371,8 @@ class C10dBackend:
                     # The connection to a rank that died may break before the news of its death,
                     # which say more, are here. Of a silent host none are on their way.
                     is_silent = isinstance(error, RankLostError)
-                    self._knows_why.wait(_SILENCE_GRACE_SECONDS if is_silent else _GRACE_SECONDS)
+                    most = _SILENCE_NEWS_SECONDS if is_silent else self._news_seconds
+                    self._knows_why.wait(min(most, self._news_seconds))
                     self._fail(error)
         if self._stream is not None:
             self._stream.finish()

@@ -38,12 +38,13 @@ from lockstitch.collectives.c10d.exchange import (
     chunks_of,
     parts_of,
 )
+from lockstitch.collectives.c10d.gloo_connections import GlooConnections, listening
 from lockstitch.collectives.rank_names import RankNames
 from lockstitch.collectives.requests import Kind, ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
 from lockstitch.errors import CollectiveError, RankLostError
 from lockstitch.link.sockets import silence_bounded
-from lockstitch.torch_internals.distributed import AllgatherOptions, gloo_options, set_timeout
+from lockstitch.torch_internals.distributed import AllgatherOptions, set_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -139,6 +140,8 @@ class GroupOperations:
         self._found_at: dict[int, tuple[str, str]] = {}
         """At which address Gloo finds each rank, and which host that is."""
         self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
+        self._connections: dict[int, GlooConnections] = {}
+        """Those of Gloo, by the name of a group in the store."""
 
     @contextmanager
     def opening(self) -> Iterator[Callable[[], object]]:
@@ -164,14 +167,13 @@ class GroupOperations:
         if not process_set.includes(self._rank):
             return
         self._groups[process_set.id] = self._new_group(process_set)
-        if not is_gpu(self.device) and process_set.size <= MOST_CONNECTED:
-            self._learn_places(process_set)
         reducing = self._reducing(process_set)
         if self._peers is not None and self._rank in reducing and len(reducing) <= MOST_CONNECTED:
             self._peers.connect(reducing, self._connect_seconds)
 
     def close_set(self, process_set: ProcessSet) -> None:
         self._exchanges.pop(process_set.id, None)
+        self._connections.pop(f"set{process_set.id}", None)
         group = self._groups.pop(process_set.id, None)
         if group is None:
             return
@@ -332,6 +334,8 @@ class GroupOperations:
         self._is_aborted = True
         if self._peers is not None:
             self._peers.abort()
+        for connections in list(self._connections.values()):
+            connections.end()
         for group in list(self._groups.values()):
             group.abort()
 
@@ -344,27 +348,32 @@ class GroupOperations:
                 group.abort()  # `shutdown` would wait for the other ranks
 
     def _new_group(self, process_set: ProcessSet) -> Any:
-        store = PrefixStore(f"set{process_set.id}", self._store)
-        position = process_set.position(self._rank)
+        name = f"set{process_set.id}"
         if is_gpu(self.device):
+            store, position = PrefixStore(name, self._store), process_set.position(self._rank)
             options = distributed.ProcessGroupNCCL.Options()
             set_timeout(options, _NCCL_TIMEOUT)
             return distributed.ProcessGroupNCCL(store, position, process_set.size, options)
-        return self._new_gloo(store, process_set, timedelta(seconds=self._connect_seconds))
+        timeout = timedelta(seconds=self._connect_seconds)
+        return self._new_gloo(name, process_set, timeout)[0]
 
-    def message_group(self, process_set: ProcessSet, timeout: timedelta) -> Any:
-        """Returns another group of a set's ranks, for messages between them."""
-        store = PrefixStore(f"messages{process_set.id}", self._store)
-        return self._new_gloo(store, process_set, timeout)
+    def message_group(
+        self, process_set: ProcessSet, timeout: timedelta
+    ) -> tuple[Any, GlooConnections]:
+        """Returns another group of a set's ranks, for messages between them, and its
+        connections."""
+        return self._new_gloo(f"messages{process_set.id}", process_set, timeout)
 
-    def _new_gloo(self, store: Store, process_set: ProcessSet, timeout: timedelta) -> Any:
+    def _new_gloo(
+        self, name: str, process_set: ProcessSet, timeout: timedelta
+    ) -> tuple[Any, GlooConnections]:
         gloo: Any = distributed.ProcessGroupGloo
-        position, size = process_set.position(self._rank), process_set.size
+        size, is_lazy = process_set.size, process_set.size > MOST_CONNECTED
         try:
-            if self._address is None:
-                return gloo(store, position, size, timeout)
-            options = gloo_options(self._address, timeout, is_lazy=size > MOST_CONNECTED)
-            return gloo(store, position, size, options)
+            options, connections = listening(self._address, timeout, is_lazy=is_lazy)
+            self._connections[name] = connections
+            store = PrefixStore(name, self._store)
+            group = gloo(store, process_set.position(self._rank), size, options)
         except RuntimeError as error:
             others = [rank for rank in process_set.ranks if rank != self._rank]
             raise CollectiveError(
@@ -375,6 +384,9 @@ class GroupOperations:
                 "ports of the system's choice (net.ipv4.ip_local_port_range), which a firewall has "
                 "to let through"
             ) from error
+        if not is_lazy:
+            self._learn_places(group, connections, process_set)
+        return group, connections
 
     def _perform(self, process_set: ProcessSet, begin: Callable[[], Any]) -> None:
         """Begins an operation of Gloo or NCCL, and waits for its end. Ranks of a large set connect
@@ -395,15 +407,25 @@ class GroupOperations:
                     while not work.is_completed():
                         threading.Event().wait(_ABANDONED_LOOK_SECONDS)
 
-    def _learn_places(self, process_set: ProcessSet) -> None:
+    def _learn_places(
+        self, group: Any, connections: GlooConnections, process_set: ProcessSet
+    ) -> None:
         """Takes in at which address Gloo finds each rank of a set, and which host that is, for when
         nobody can be asked any more."""
-        mine = f"{self._address or ''} {self._names.here}".encode()[:_PLACE_BYTES]
-        packed = torch.frombuffer(bytearray(mine.ljust(_PLACE_BYTES)), dtype=torch.uint8)
-        found = self.gather(packed, [_PLACE_BYTES] * process_set.size, process_set)
+        if self._is_aborted:
+            raise CollectiveError(f"rank {self._rank} has ended its connections")
+        mine = f"{self._address or ''} {connections.port} {self._names.here}".encode()
+        mine = mine[:_PLACE_BYTES].ljust(_PLACE_BYTES)
+        packed = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        found = [torch.empty_like(packed) for _ in process_set.ranks]
+        options = AllgatherOptions()
+        options.timeout = self._may_last(packed, process_set.size)
+        self._perform(process_set, lambda: group.allgather([found], [packed], options))
         for rank, content in zip(process_set.ranks, found, strict=True):
-            address, _, place = bytes(content.tolist()).decode(errors="replace").partition(" ")
+            said = bytes(content.tolist()).decode(errors="replace")
+            address, port, place = said.split(" ", 2)
             self._found_at[rank] = address, place.rstrip()
+            connections.learn(address, int(port))
 
     def _explained(self, error: RuntimeError, process_set: ProcessSet) -> RuntimeError:
         """What Gloo says of an address, said of the ranks that it finds there."""

@@ -9,6 +9,8 @@ from lockstitch.collectives.rank_names import RankNames
 from lockstitch.trust import Secret
 
 _LEAST_GREETING_SECONDS = 10.0
+_SILENT_PART = 0.8
+_MOST_NEWS_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,18 @@ class LinkOptions:
         one that stays away has died, is cut off, or stands still."""
         patience = max(self.heartbeat, _LEAST_GREETING_SECONDS)
         return min(self.seconds, patience) if self.heartbeat else self.seconds
+
+    @property
+    def silence(self) -> float:
+        """How long another host may acknowledge nothing: the rest of the heartbeat is for the other
+        end to find that the connection has been given up, and for telling all. 0: for ever."""
+        return _SILENT_PART * self.heartbeat
+
+    @property
+    def news_seconds(self) -> float:
+        """How long a rank whose connection to another one has broken waits for news of its death,
+        which say more."""
+        return min(_MOST_NEWS_SECONDS, self.heartbeat / 10 or _MOST_NEWS_SECONDS)
 
     def place_of(self, rank: int) -> str:
         """Where that rank is, as a part of a sentence."""

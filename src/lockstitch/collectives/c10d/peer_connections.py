@@ -54,7 +54,7 @@ class PeerConnections:
         self._transport = transport
         self._names = link_options.names
         self._secret = link_options.secret.of("chunks")
-        self._silence_seconds = link_options.heartbeat
+        self._silence_seconds = link_options.silence
         self.clock = clock
         self._streams: dict[int, StreamConnection] = {}
         self._changed = threading.Condition()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
 from torch.distributed import HashStore
@@ -14,6 +18,9 @@ from lockstitch.collectives.process_sets import ProcessSet
 from lockstitch.collectives.rank_names import RankNames
 from lockstitch.errors import CollectiveError, RankLostError
 from tests.cluster.collectives.ranks import in_threads, peers_of
+
+if TYPE_CHECKING:
+    from lockstitch.collectives.c10d.gloo_connections import GlooConnections
 
 
 def test_ranks_that_do_not_connect_are_told_after_the_time_for_it() -> None:
@@ -52,6 +59,38 @@ def test_ranks_of_a_large_set_connect_when_they_have_something_for_each_other(
 
     expected = [3.0, 6.0, 9.0, 12.0, 15.0], [0, 1, 1, 2, 2, 2], [1, 1], [0, 1, 2]
     assert in_threads(3, work) == [expected] * 3
+
+
+@pytest.mark.parametrize("kind", ["operation", "message"])
+def test_who_waits_for_a_rank_that_lives_and_does_not_come_is_let_go(kind: str) -> None:
+    store, pair = HashStore(), ProcessSet(0, (0, 1))
+
+    def opened(rank: int) -> tuple[GroupOperations, Any, GlooConnections]:
+        groups = GroupOperations(
+            rank, store, "cpu", address="127.0.0.1", peers=peers_of(rank, store)
+        )
+        groups.open_set(pair)
+        return groups, *groups.message_group(pair, timedelta(minutes=1))
+
+    (groups, messages, connections), (other, *_) = in_threads(2, opened)
+    mine = torch.ones(3, dtype=torch.uint8)
+
+    def work(place: int) -> None:
+        if place == 0 and kind == "operation":
+            with pytest.raises(RuntimeError, match="onnection closed"):
+                groups.gather(mine, [3, 3], pair)
+        elif place == 0:
+            received = messages.recv([mine], 1, 0)
+            with pytest.raises(RuntimeError, match="onnection closed"):
+                received.wait()
+        else:
+            threading.Event().wait(0.1)
+            (groups.abort if kind == "operation" else connections.end)()
+
+    in_threads(2, work)
+    for each in (groups, other):
+        each.close_set(pair)
+        each.close()
 
 
 def test_what_gloo_says_of_an_address_is_said_of_the_ranks_there() -> None:

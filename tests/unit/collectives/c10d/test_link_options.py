@@ -18,3 +18,10 @@ def test_nobody_waits_for_a_greeting_as_long_as_for_a_start(seconds, heartbeat, 
     terms = LinkOptions.of("word", Secret(bytes(32)), 60.0)
     options = replace(terms, seconds=seconds, heartbeat=heartbeat)
     assert options.greeting_seconds == patience
+
+
+@pytest.mark.parametrize(("heartbeat", "news"), [(0.0, 1.0), (2.5, 0.25), (10.0, 1.0), (30.0, 1.0)])
+def test_who_hears_of_a_silent_host_by_others_knows_within_the_heartbeat(heartbeat, news) -> None:
+    options = replace(LinkOptions.of("word", Secret(bytes(32)), 60.0), heartbeat=heartbeat)
+    assert options.silence == 0.8 * heartbeat
+    assert options.news_seconds == news

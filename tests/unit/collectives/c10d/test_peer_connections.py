@@ -81,7 +81,7 @@ def test_host_that_does_not_answer_is_not_waited_for_longer_than_it_may_be_silen
         host, port = server.getsockname()
         calling._store.set("chunks/0", f"tcp:{host}:{port}")
         began_at = time.monotonic()
-        with pytest.raises(CollectiveError, match=r"rank 1 could not connect to rank 0 .* 0\.3 s"):
+        with pytest.raises(CollectiveError, match=r"rank 1 could not connect to rank 0 .* 0\.24 s"):
             calling.connect([0, 1], 60.0)
         assert time.monotonic() - began_at < 10.0
 
