@@ -202,11 +202,28 @@ def test_a_firewall_that_closes_ports_is_told_with_the_names_of_hosts(
         assert any(name in line for name in NAMES)
 
 
+def test_who_runs_another_version_is_told_on_both_though_rank_0_ends_at_once(hosts, secret) -> None:
+    program = """
+import os
+from lockstitch import hvd
+from lockstitch.collectives import opening
+if os.environ["RANK"] == "1":
+    opening.__version__ = "0.0.1"
+try:
+    hvd.init()
+except RuntimeError as error:
+    print(error, flush=True)
+    os._exit(1)
+"""
+    for said in outputs(start(hosts, program, of_torchrun, **secret), 60.0):
+        assert re.search(r"rank 1, on host beta, 0\.0\.1, and neither would understand", said), said
+
+
 def test_where_no_network_is_common_the_wait_is_told(hosts, secret) -> None:
     hosts.take_down()
     wait = {**secret, "LOCKSTITCH_JOIN_TIMEOUT": "6"}
     first, second = lines(outputs(start(hosts, CALL, of_torchrun, **wait), 60.0))
-    assert "rank 0 waited 6 s for 2 ranks to join, but ranks [1] did not come" in first
+    assert "on host alpha, waited 6 s for 2 ranks to join, but ranks [1] did not come" in first
     assert "rank 1 waits for rank 0 to meet the others at tcp://alpha:29777" in second
     assert "did not meet the others" in second
 

@@ -71,6 +71,7 @@ from lockstitch.rendezvous import (
     sealed_by,
 )
 from lockstitch.rendezvous.static_group import call_off as call_off_meeting
+from lockstitch.rendezvous.static_group import failing_together
 from lockstitch.rendezvous.store import host_of
 from lockstitch.transport import TcpTransport
 from lockstitch.trust import find_secret
@@ -184,7 +185,9 @@ class _Opening:
                 functools.partial(place, roster), place(roster, self._rank)
             )
             kinds = list(map(Kind.decode, roster.census.kinds))
-            check_versions(kinds, functools.partial(place, roster))
+            # A program that ends at once when that fails may take the store along.
+            with failing_together(self._store, roster.me, self._size):
+                check_versions(kinds, functools.partial(place, roster))
             hosts = [
                 kind.host or host for kind, host in zip(kinds, roster.census.hosts, strict=True)
             ]
@@ -193,7 +196,8 @@ class _Opening:
             if name != "shared_memory":
                 self._place = place_of(self._rank, topology.hosts, options.speaker_fan_in)
                 roster.fetch({0, max(0, self._place.parent)})
-                check_reach(roster)
+                with failing_together(self._store, roster.me, self._size):
+                    check_reach(roster)
             self._notice = GiveUpNotice(self._store, roster.me.generation)
             backend: Backend
             bootstrap = self._bootstrap(roster, topology)

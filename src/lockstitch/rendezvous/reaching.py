@@ -37,11 +37,25 @@ _OTHER: Final = "what listens there does not answer as a store of torch's"
 _ANSWER_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 0.5
+_NO_WAY: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN})
+_NO_WAY_SECONDS: Final = 10.0
+"""Who starts later may listen later; that a network comes is not waited for any longer."""
 
 
 def say(text: str) -> None:
     """Prints a line on stderr, for whoever watches the job."""
     print(f"lockstitch: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a store does not answer; `is_no_way`: no network leads there."""
+
+    text: str
+    is_no_way: bool = False
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -68,8 +82,8 @@ class Address:
             return f"{self.host} is no address of this host ({error.strerror})"
         return ""
 
-    def problem(self) -> str:
-        """Returns why the store does not answer here; empty where it does."""
+    def problem(self) -> Problem | None:
+        """Returns why the store does not answer here; None where it does."""
         is_connected = False
         try:
             with socket.create_connection((self.host, self.port), _ANSWER_SECONDS) as connection:
@@ -79,14 +93,17 @@ class Address:
                 while len(answer) < len(_NUMBER) and (part := connection.recv(16)):
                     answer += part
         except socket.gaierror as error:
-            return f"there is no host {self.host!r} ({error.strerror})"
+            return Problem(f"there is no host {self.host!r} ({error.strerror})")
         except TimeoutError:
-            return _OTHER if is_connected else "nobody answers there"
+            return Problem(_OTHER if is_connected else "nobody answers there")
         except OSError as error:
             if error.errno == errno.ECONNREFUSED:
-                return "nobody listens there"
-            return f"{error.strerror or error}"
-        return "" if answer == _NUMBER else _OTHER
+                return Problem("nobody listens there")
+            return Problem(
+                f"{error.strerror or error} from host {socket.gethostname()}",
+                is_no_way=error.errno in _NO_WAY,
+            )
+        return None if answer == _NUMBER else Problem(_OTHER)
 
 
 def wait_for_store(
@@ -98,8 +115,10 @@ def wait_for_store(
     tell: Callable[[str], None] = say,
 ) -> None:
     """Returns when the store answers; after three seconds `tell` is called, once, with what is
-    waited for. Raises torch's `DistNetworkError` when the time is over."""
-    begun, pause, is_told, problem = clock.now(), _PAUSE_SECONDS, False, ""
+    waited for. Raises torch's `DistNetworkError` when the time is over, or for ten seconds no
+    network has led there."""
+    begun, pause, is_told = clock.now(), _PAUSE_SECONDS, False
+    had_way, problem = begun, None
 
     def awaited() -> OtherWait:
         return OtherWait(f"waits for rank 0 to meet the others at {address}: {problem}", ranks=(0,))
@@ -107,12 +126,15 @@ def wait_for_store(
     with ARRIVALS.awaited(awaited):
         while problem := address.problem():
             waited = clock.now() - begun
-            if waited >= timeout_seconds:
+            if not problem.is_no_way:
+                had_way = clock.now()
+            is_too_long = clock.now() - had_way >= _NO_WAY_SECONDS
+            if waited >= timeout_seconds or is_too_long:
                 raise DistNetworkError(
                     f"rank {rank} did not meet the others at {address} within "
-                    f"{timeout_seconds:g} s: {problem}. Has each been started, rank 0 first of "
-                    "all, and all with the same address, at a port that is free on rank 0's host, "
-                    "and that no firewall closes?"
+                    f"{min(waited, timeout_seconds):g} s: {problem}. Has each been started, "
+                    "rank 0 first of all, and all with the same address, at a port that is free on "
+                    "rank 0's host, and that no firewall closes?"
                 )
             if waited >= NOTICE_SECONDS and not is_told:
                 is_told = True

@@ -220,10 +220,10 @@ def _give_up(
     store.delete_key(_size_key(meeting))
     store.add(f"meetings/{rank}", -1)
     return RuntimeError(
-        f"rank {rank} waited {seconds:g} s for {size} ranks to join, but ranks "
-        f"{missing} did not come, or gave up. Is world_size right, and has each been "
-        f"started? (It is meeting number {meeting + 1} on this store; all ranks must have met "
-        "as often.)"
+        f"rank {rank}, on host {socket.gethostname()}, waited {seconds:g} s for {size} ranks to "
+        f"join, but ranks {missing} did not come, or gave up. Is world_size right, has each been "
+        f"started, and does its host reach this one? (It is meeting number {meeting + 1} on this "
+        "store; all ranks must have met as often.)"
     )
 
 
@@ -237,11 +237,13 @@ def failing_together(store: Store, me: WorkerInfo, world_size: int) -> Iterator[
     except (RuntimeError, ValueError):
         keys = [f"meeting/{me.generation}/refused/{rank}" for rank in range(world_size)]
         with contextlib.suppress(RuntimeError):  # it has gone
+            # Before the word that lets the others go, for it does not end soon without a store.
+            client = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
             store.set(keys[me.id], "")
             if (
                 world_size <= MOST_WHO_READ_ALL or me.id == 0
             ):  # of many, who most often has the store
-                missing_keys(store, keys, _FAREWELL_SECONDS)
+                missing_keys(store, keys, _FAREWELL_SECONDS, waiting=client)
         raise
 
 

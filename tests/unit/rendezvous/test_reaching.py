@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
-from lockstitch.rendezvous.reaching import Address, wait_for_store
+from lockstitch.rendezvous.reaching import Address, Problem, wait_for_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,19 +67,20 @@ def test_a_store_of_torchs_answers(use_libuv: bool) -> None:
     store = TCPStore(
         HERE, 0, None, True, timedelta(seconds=5), wait_for_workers=False, use_libuv=use_libuv
     )
-    assert Address(HERE, store.port).problem() == ""
+    assert Address(HERE, store.port).problem() is None
     wait_for_store(Address(HERE, store.port), 1, 0.0)
 
 
 def test_it_is_said_why_none_does() -> None:
     with socket.socket() as silent:
         silent.bind((HERE, 0))
-        assert Address(HERE, silent.getsockname()[1]).problem() == "nobody listens there"
-    assert "there is no host" in Address("no-such-host.invalid", 1).problem()
+        problem = Address(HERE, silent.getsockname()[1]).problem()
+        assert problem == Problem("nobody listens there")
+    assert "there is no host" in str(Address("no-such-host.invalid", 1).problem())
     with listener(speaks=b"HTTP/1.1 400\r\n\r\n") as other:
-        assert "does not answer as a store" in other.problem()
+        assert "does not answer as a store" in str(other.problem())
     with listener() as mute:
-        assert "does not answer as a store" in mute.problem()
+        assert "does not answer as a store" in str(mute.problem())
 
 
 def test_from_the_third_second_on_it_is_told_once_and_in_the_end_raised() -> None:
@@ -97,6 +99,18 @@ def test_from_the_third_second_on_it_is_told_once_and_in_the_end_raised() -> Non
         f"rank 1 waits for rank 0 to meet the others at {address}: nobody listens there. It gives "
         "up after 9 s"
     )
+
+
+def test_where_no_network_leads_there_it_is_given_up_after_ten_seconds(monkeypatch) -> None:
+    def unreachable(*_args: object) -> socket.socket:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    host, time = socket.gethostname(), Time()
+    text = f"rank 1 did not meet the others .* within 10 s: Network is unreachable from host {host}"
+    with pytest.raises(DistNetworkError, match=text):
+        wait_for_store(Address("192.0.2.1", 1), 1, 60.0, clock=time, tell=lambda _: None)
+    assert time.now() == 10
 
 
 def test_a_host_that_is_another_one_is_known() -> None:

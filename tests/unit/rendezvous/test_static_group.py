@@ -187,3 +187,30 @@ def test_who_comes_as_a_rank_that_has_left_is_let_in():
     for roster in meet(store, "a", "b"):
         roster.leave()
     assert [roster.me.name for roster in meet(store, "c", "d")] == ["c", "d"]
+
+
+def test_who_fails_has_the_client_by_which_it_waits_before_the_others_may_go():
+    class Leaving:
+        """A store that goes as soon as this rank has said that it fails."""
+
+        def __init__(self) -> None:
+            self.is_there = True
+
+        def clone(self):
+            assert self.is_there, "it would wait for a minute"
+            return self
+
+        def set(self, _key: str, _value: str) -> None:
+            self.is_there = False
+
+        def check(self, _keys: list[str]) -> bool:
+            raise RuntimeError("it has gone")
+
+        def wait(self, keys: list[str], _timeout: timedelta) -> None:
+            self.check(keys)
+
+    with (
+        pytest.raises(RuntimeError, match="another version"),
+        static_group.failing_together(Leaving(), WorkerInfo("b", 1, 0), 2),
+    ):
+        raise RuntimeError("another version")

@@ -116,8 +116,7 @@ class C10dBackend:
         self._route = None if only_for is None else self
         self._end: CollectiveError | None = None
         """Why it takes nothing any more, though the session goes on."""
-        self._rank = pending.rank
-        self._me = pending.names.one(pending.rank)
+        self._rank, self._me = pending.rank, pending.names.one(pending.rank)
         self._groups = groups
         self._sets = sets
         self._pending = pending

@@ -140,7 +140,7 @@ class GroupOperations:
         self._found_at: dict[int, tuple[str, str]] = {}
         """At which address Gloo finds each rank, and which host that is."""
         self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
-        self._connections: dict[int, GlooConnections] = {}
+        self._connections: dict[str, GlooConnections] = {}
         """Those of Gloo, by the name of a group in the store."""
 
     @contextmanager

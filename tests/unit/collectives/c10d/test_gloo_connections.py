@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from lockstitch.collectives.c10d import gloo_connections
 from lockstitch.collectives.c10d.gloo_connections import GlooConnections, listening
+
+if TYPE_CHECKING:
+    import pytest
 
 HOST = "127.0.0.1"
 
