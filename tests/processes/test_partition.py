@@ -4,6 +4,7 @@ stands still, and how soon."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -125,8 +126,9 @@ def test_hosts_between_which_long_packets_are_lost_are_named(hosts, environment)
         hosts.rule(network, "-A", "INPUT", "-i", "wire", *longer)
     for each in ranks:
         noticed, _, said = each.communicate(timeout=60)[0].splitlines()[-1].split(" ", 2)
-        assert "nothing goes to or comes from ranks" in said
-        assert "on host alpha, any more" in said or "on host beta, any more" in said, said
+        # What one says who knows may be too long for the wire, of which the end is told then.
+        assert re.search("nothing (goes to or )?comes from rank|its connection broke", said), said
+        assert re.search("on host (alpha|beta)", said), said
         assert float(noticed) - began < 2 * NOTICED_SECONDS
 
 
