@@ -128,8 +128,8 @@ def test_process_set_is_given_up_where_a_host_falls_silent_though_gloo_goes_on_w
     )
     may_end.set()
     assert SYSTEM_CLOCK.now() - begin < SECONDS / 2
-    assert "nothing comes from rank 0, on host" in str(errors[2]), errors
-    assert "rank 2 could not go on: nothing comes from rank 0" in str(errors[0]), errors
+    assert "nothing goes to or comes from rank 0, on host" in str(errors[2]), errors
+    assert "rank 2 could not go on: nothing goes to or comes from rank 0" in str(errors[0]), errors
 
 
 @pytest.mark.parametrize("backend", ["shared_memory", "c10d"])

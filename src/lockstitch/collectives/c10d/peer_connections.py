@@ -82,9 +82,10 @@ class PeerConnections:
         bound = max(self._silence_seconds, LEAST_SILENCE_SECONDS)
         for rank, stream in self._streams.copy().items() if self._silence_seconds else ():
             if (silent := stream.seconds_unacknowledged()) > bound:
+                who = f"{self._names.one(rank)}{self._place(rank)}"
                 raise RankLostError(
-                    f"nothing comes from {self._names.one(rank)}{self._place(rank)}, any more (its "
-                    f"host has been silent for {silent:.1f} s)"
+                    f"nothing goes to or comes from {who}, any more (its host has been silent for "
+                    f"{silent:.1f} s)"
                 )
 
     def abort(self) -> None:
