@@ -104,7 +104,7 @@ def _stepper(source: random.Random, own: list[int], steps: int) -> Stepper:
     stepper = Stepper(
         tuple(own),
         source.randrange(len(OPTIMIZERS)),
-        source.choice((*SCHEDULERS,)),
+        source.choice(("none",) * 4 + (*SCHEDULERS,)),
         is_named=source.random() < 0.2,
         is_hvd=source.random() < 0.4,
         is_hooked=source.random() < 0.2,

@@ -182,6 +182,9 @@ class Program:
         elif any(OPTIMIZERS[each.optimizer][1].get("fused") for each in made.steppers):
             # Of these torch does not say that none of their parameters has a gradient.
             made = replace(made, unused=frozenset(), frozen=frozenset())
+            made = made.with_parts(without={"cuts sometimes"})
+        if made._casts:  # one process casts what is shared once, and adds up in low precision
+            made = replace(made, parts=tuple(replace(part, shares=None) for part in made.parts))
         sparse = {each for each, stepper in enumerate(made.steppers) if made.is_sparse(stepper)}
         kept = [each for each in made.assigned if each.stepper not in sparse or each.key == "lr"]
         made = replace(made, assigned=tuple(kept))
@@ -219,6 +222,7 @@ def _settled(stepper: Stepper, program: Program) -> Stepper:
     if is_sparse and stepper.group_options:  # torch: no weight decay there
         kept = [{k: v for k, v in each.items() if k == "lr"} for each in stepper.group_options]
         stepper = replace(stepper, group_options=tuple(kept))
-    if stepper.scheduler != "none" or len(stepper.groups) < 2 or program.scaler is not None:
-        stepper = replace(stepper, added_at=None)  # which know groups from the beginning only
+    knows_later = program.scaler is None and kind[0] is not torch.optim.Adagrad
+    if stepper.scheduler != "none" or len(stepper.groups) < 2 or not knows_later:
+        stepper = replace(stepper, added_at=None)  # these know groups from the beginning only
     return stepper
