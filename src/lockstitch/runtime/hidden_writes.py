@@ -12,14 +12,14 @@ import itertools
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-import torch
 from torch.optim import optimizer as theirs
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from lockstitch.torch_internals.tensors import version_of
+from lockstitch.torch_internals.tensors import versions_of
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, Sequence
+    from collections.abc import Collection, Sequence
+
+    import torch
 
     from lockstitch.runtime.worker import Worker
 
@@ -39,8 +39,8 @@ class HiddenWrites:
         self._worker = worker
         self._writers: WeakKeyDictionary[Writer, int] = WeakKeyDictionary()
         self._numbers = itertools.count()
-        self._fused_steps: MutableMapping[torch.Tensor, int] | None = None
-        """How often each tensor was stepped by a fused optimizer; None while nobody asks."""
+        self._fused_steps: WeakKeyDictionary[torch.optim.Optimizer, int] | None = None
+        """Of each fused optimizer the number of its latest step; None while nobody asks."""
 
     @classmethod
     def of(cls, worker: Worker) -> HiddenWrites:
@@ -53,30 +53,33 @@ class HiddenWrites:
 
     def states_of(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """For each of some tensors a value that is another one after it has been written to; the
-        same one, else."""
+        same one, else, but for those that a step of a fused optimizer has left alone."""
         if self._fused_steps is None:
-            self._fused_steps = WeakTensorKeyDictionary()
+            self._fused_steps = WeakKeyDictionary()
             watch = theirs.register_optimizer_step_post_hook(self._note)
             self._worker.agent.on_close(watch.remove)
-        writers = [*self._writers.items()]
-        states: list[Any] = [self._state_of(each) for each in tensors]
-        for writer, number in writers:
-            for place, alias in enumerate(map(writer.alias_of, tensors)):
-                if alias is not None:
-                    states[place] = (states[place], number, self._state_of(alias))
+        states = self._own_states(tensors)
+        for writer, number in [*self._writers.items()]:
+            aliases = {
+                n: each for n, each in enumerate(map(writer.alias_of, tensors)) if each is not None
+            }
+            for place, state in zip(aliases, self._own_states(aliases.values()), strict=True):
+                states[place] = (states[place], number, state)
         return states
 
-    def _state_of(self, tensor: torch.Tensor) -> tuple[int, int]:
-        steps = self._fused_steps
-        return version_of(tensor), 0 if steps is None else steps.get(tensor, 0)
+    def _own_states(self, tensors: Collection[torch.Tensor]) -> list[Any]:
+        """Likewise, of what is written through these themselves."""
+        states: list[Any] = versions_of(tensors)
+        for optimizer, step in [*(self._fused_steps or {}).items()]:
+            groups = [group["params"] for group in optimizer.param_groups if group.get("fused")]
+            stepped = set(map(id, itertools.chain(*groups)))
+            for place, each in enumerate(tensors):
+                if id(each) in stepped:
+                    states[place] = (states[place], step)
+        return states
 
     def _note(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """An optimizer of this process has stepped."""
-        steps = self._fused_steps
-        if steps is None:
-            return
-        for group in optimizer.param_groups:
-            for each in group["params"] if group.get("fused") else ():
-                # Those of a distributed optimizer are references; who owns them steps them.
-                if isinstance(each, torch.Tensor) and each.grad is not None:
-                    steps[each] = steps.get(each, 0) + 1
+        is_fused = any(group.get("fused") for group in optimizer.param_groups)
+        if is_fused and self._fused_steps is not None:
+            self._fused_steps[optimizer] = next(self._numbers)
