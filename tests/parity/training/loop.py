@@ -227,10 +227,13 @@ class Trainer:
                 self.schedulers[each].step()
             if number == stepper.added_at and not self.are_added[each]:
                 self.are_added[each] = True
-                self.optimizers[each].add_param_group(self.group(stepper, len(stepper.groups) - 1))
+                self.add_group(each, self.group(stepper, len(stepper.groups) - 1))
         for change in self.program.assigned:
             if change.step == number:
                 _assign(self.optimizers[change.stepper], change)
+
+    def add_group(self, number: int, group: dict[str, Any]) -> None:
+        self.optimizers[number].add_param_group(group)
 
     def update_averages(self) -> None:
         self.averages.update_parameters()

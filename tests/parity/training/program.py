@@ -134,14 +134,18 @@ class Program:
 
         Where several gradients of a parameter meet, one process adds up those of a pass first, and
         what is added to what comes first differs here, as it does for micro-batches of several
-        contexts; and a batch in two halves rounds otherwise.
+        contexts; and a batch in two halves rounds otherwise. Optimizers that divide by what is
+        nearly nothing make much of it.
         """
         meets = self.is_reused or any(part.shares is not None for part in self.parts)
         is_halved = any(part.way == "slots" for part in self.parts)
         is_summed = self.pipeline is not None and self.contexts[-1] > 0
-        if not (meets or is_halved or is_summed or self.penalty):
+        # Threads of one process share what autocast has cast.
+        is_shared = self.pipeline is not None and self._casts
+        meets |= self.pipeline is not None and any(part.kind == "tied" for part in self.parts)
+        if not (meets or is_halved or is_summed or is_shared or self.penalty):
             return 0.0
-        return 1e-7 if self.dtype == torch.float64 and not self._casts else 3e-2
+        return 1e-5 if self.dtype == torch.float64 and not self._casts else 3e-2
 
     @property
     def _casts(self) -> bool:

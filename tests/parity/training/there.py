@@ -122,6 +122,11 @@ class There(Trainer):
             return DistributedOptimizer(kind, given, **options)
         return hvd.DistributedOptimizer(kind(_local(given), **options))
 
+    def add_group(self, number: int, group: dict[str, Any]) -> None:
+        if self.program.optimized[number].is_hvd:
+            (group,) = _local([group])
+        super().add_group(number, group)
+
     def new_scaler(self, **options: Any) -> Any:
         return remote_optim.GradScaler(**options)
 
