@@ -111,8 +111,8 @@ class Outgoing:
         try:
             self._send_call(channel, pending, function, args, kwargs)
             value: T = self._await(channel, pending)
-        except BaseException:
-            self._give_up(channel, pending)
+        except BaseException as error:
+            self._give_up(channel, pending, error)
             raise
         return value
 
@@ -165,13 +165,17 @@ class Outgoing:
         try:
             channel.request(pending, build)
             return self._await(channel, pending)
-        except BaseException:
-            self._give_up(channel, pending)
+        except BaseException as error:
+            self._give_up(channel, pending, error)
             raise
 
-    def _give_up(self, channel: Channel, pending: Pending) -> None:
-        """A call has ended without its value, perhaps at an interrupt: what its answer carries is
-        given back, be it there or still to come."""
+    def _give_up(self, channel: Channel, pending: Pending, error: BaseException) -> None:
+        """A call has ended in `error`, perhaps at an interrupt. What its making has begun is taken
+        back where it cannot have left (else `request` has seen to it), and what its answer carries
+        is given back, be it there or still to come."""
+        if not pending.number:
+            pending.take_back(error)
+            return
         channel.abandon(pending.number)
         answer = pending.answer
         if type(answer) is Reply:
@@ -248,8 +252,8 @@ class Outgoing:
             if not pending.done:
                 self._fail_pending(pending, error)
         except BaseException as error:
-            if channel is not None and not isinstance(error, Exception):  # an interrupt
-                self._give_up(channel, pending)
+            if channel is not None:
+                self._give_up(channel, pending, error)
             raise
 
     def _pending(self, timeout: float, future: Completion | None) -> Pending:
@@ -281,22 +285,6 @@ class Outgoing:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         make: MakeCall = Call,
-    ) -> None:
-        try:
-            self._make_and_send(channel, pending, function, args, kwargs, make)
-        except BaseException as error:
-            if pending.kept and not pending.number:  # else `request` has seen to it
-                pending.take_back(error)
-            raise
-
-    def _make_and_send(
-        self,
-        channel: Channel,
-        pending: Pending,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        make: MakeCall,
     ) -> None:
         pending.what = function
         if not channel.is_free:
