@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """What keeps this process from connecting or accepting, and says nothing of the other end."""
 _BACKLOG = 4096
+_OPEN: Final = "/proc/self/fd"
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid
 # The beginning of Linux' `struct tcp_info`: state, probes that nobody has answered, packets that
@@ -222,10 +223,12 @@ def peer_process(descriptor: int) -> int:
 
 
 def _copy_of(descriptor: int) -> socket.socket:
-    """A socket of its own for one that stays open. Raises `OSError` where it is none."""
+    """A socket of its own, to ask things of, for one that stays open as it is: by any other type
+    Python would have both not block, where the program has set a default timeout. Raises `OSError`
+    where it is none."""
     copy = os.dup(descriptor)
     try:
-        return socket.socket(fileno=copy)
+        return socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=copy)
     except BaseException:
         os.close(copy)
         raise
@@ -324,7 +327,8 @@ def _sockets_of_tcp() -> Iterator[socket.socket]:
     """Copies of all that are open, each until the next is taken."""
     for descriptor, _ in _open_sockets():
         with contextlib.suppress(OSError), _copy_of(descriptor) as sock:  # it has been closed
-            if sock.family in _INTERNET and sock.type == socket.SOCK_STREAM:
+            kind = sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+            if sock.family in _INTERNET and kind == socket.SOCK_STREAM:
                 yield sock
 
 
@@ -335,12 +339,16 @@ def _listens(sock: socket.socket) -> bool:
 def _open_sockets() -> set[tuple[int, str]]:
     """The descriptors of sockets, and which sockets these are; none where the system does not
     tell."""
-    found = set()
-    for entry in Path("/proc/self/fd").glob("*"):
+    found: set[tuple[int, str]] = set()
+    try:
+        names = os.listdir(_OPEN)  # a third of the time that Path takes: there may be thousands
+    except OSError:
+        return found
+    for name in names:
         with contextlib.suppress(OSError):
-            target = os.readlink(entry)
+            target = os.readlink(f"{_OPEN}/{name}")
             if target.startswith("socket:"):
-                found.add((int(entry.name), target))
+                found.add((int(name), target))
     return found
 
 

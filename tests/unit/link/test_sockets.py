@@ -187,6 +187,24 @@ def test_connections_of_a_listener_end_at_both_ends_and_no_others_do(tmp_path: P
         each.close()
 
 
+def test_who_looks_at_the_sockets_of_others_leaves_them_as_they_are() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+        server.accept()[0],
+    ):
+        assert os.get_blocking(near.fileno())
+        socket.setdefaulttimeout(SECONDS)
+        try:
+            with silence_bounded(2.5):
+                listeners("127.0.0.1")
+                end_connections(set())
+            assert os.get_blocking(near.fileno())
+            assert os.get_blocking(server.fileno())
+        finally:
+            socket.setdefaulttimeout(None)
+
+
 def test_silence_is_bounded_on_connections_that_others_have_opened():
     with socket.create_server(("127.0.0.1", 0)) as server:
         before = socket.create_connection(server.getsockname())

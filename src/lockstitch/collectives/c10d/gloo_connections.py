@@ -37,8 +37,10 @@ class GlooConnections:
 
     def end(self) -> None:
         """Ends all of them, on both sides: who waits for one, here or there, fails. Does nothing
-        where it is not known which they are. Harmless when repeated."""
-        end_connections(self._listeners)
+        where it is not known which they are. Harmless when repeated: somebody else may listen there
+        then, so each place counts once."""
+        ended, self._listeners = self._listeners, set()
+        end_connections(ended)
 
 
 def listening(

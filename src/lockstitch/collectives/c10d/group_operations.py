@@ -342,6 +342,7 @@ class GroupOperations:
     def close(self) -> None:
         if self._peers is not None:
             self._peers.close()
+        self._connections.clear()
         groups, self._groups = self._groups, {}
         if is_gpu(self.device):
             for group in groups.values():

@@ -27,6 +27,16 @@ def test_connections_to_and_from_where_gloo_listens_are_ended() -> None:
             each.close()
 
 
+def test_who_listens_later_where_gloo_did_is_left_alone() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        connections = GlooConnections(HOST, server.getsockname()[1])
+        connections.end()
+        with socket.create_connection(server.getsockname()) as near, server.accept()[0] as far:
+            connections.end()
+            near.sendall(b"x")
+            assert far.recv(1) == b"x"
+
+
 def test_where_gloo_listens_by_itself_it_is_left_alone() -> None:
     options, connections = listening(None, timedelta(seconds=1), is_lazy=False)
     assert options == timedelta(seconds=1)
