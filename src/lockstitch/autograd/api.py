@@ -141,8 +141,8 @@ def grad(  # noqa: PLR0913, PLR0917 - the signature of torch.autograd.grad
     is an error. `mode`: "smart" first asks which calls lead to inputs, and runs nothing else;
     "fast" does not ask, so it also goes back through calls that lead to none.
 
-    Raises `TypeError` for arguments of the wrong kind, `RuntimeError` for unknown contexts, for
-    tensors that do not require grad and for unused inputs; and what `backward` raises.
+    Raises `TypeError` for arguments of the wrong kind, `RuntimeError` for unknown contexts, empty
+    lists, tensors that do not require grad and unused inputs; and what `backward` raises.
 
     After `torch.autograd.grad`.
 
@@ -186,8 +186,10 @@ def _check_mode(mode: str) -> None:
 
 def _as_sequence(value: Any, name: str, kinds: tuple[type, ...]) -> Sequence[Any]:
     values = [value] if isinstance(value, kinds) else value
-    if not isinstance(values, (list, tuple)) or not values:
+    if not isinstance(values, (list, tuple)):
         raise TypeError(f"grad(): {name} is a tensor or a list of some, not {value!r}")
+    if not values:
+        raise RuntimeError(f"grad(): {name} cannot be empty")
     for place, each in enumerate(values):
         if not isinstance(each, kinds):
             wanted = " or ".join([kind.__name__ for kind in kinds])

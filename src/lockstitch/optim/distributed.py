@@ -56,12 +56,12 @@ _STATES, _WHEN = ("state_dict", "load_state_dict"), ("pre", "post")
 class DistributedOptimizer(Optimizer):
     """Applies `optimizer_class` to parameters scattered over workers.
 
-    `optimizer_class`: any `torch.optim.Optimizer` class; `params_rref`: references to the
-    parameters, leaf tensors of any shape and dtype, owned by any workers, this one included; or, as
-    for torch's optimizers, pairs of a name and a reference, or dicts with these under "params" and
-    options of their own. `args` and `kwargs` go to the constructor on each owner. What a
-    constructor raises is raised here, and `TypeError` for anything else than a class and
-    references.
+    `optimizer_class`: any `torch.optim.Optimizer` class that steps without a closure, which LBFGS
+    does not; `params_rref`: references to the parameters, leaf tensors of any shape and dtype,
+    owned by any workers, this one included; or, as for torch's optimizers, pairs of a name and a
+    reference, or dicts with these under "params" and options of their own. `args` and `kwargs` go
+    to the constructor on each owner. What a constructor raises is raised here, and `TypeError` for
+    anything else than such a class and references.
 
     It is an `Optimizer` to learning-rate schedulers, which change `param_groups`. What is assigned
     there goes to the owners with the next step, or when it is read: one message to each, in which

@@ -25,6 +25,7 @@ Steps on the same parameters exclude each other through a lock, so that no updat
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,7 +47,8 @@ class LocalOptimizer:
 
     `parameters` may have any form that torch takes: tensors, pairs of a name and a tensor, or dicts
     of groups. `optim` is the `optimizer_class(aliases, *args, **kwargs)` that does the work; its
-    parameter groups hold the aliases. Whatever that constructor raises is raised here.
+    parameter groups hold the aliases. Whatever that constructor raises is raised here, and
+    `TypeError` where its `step` needs a closure.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class LocalOptimizer:
         """Each parameter and its alias, by the identity of the parameter."""
         aliases = [self._aliased(each) for each in parameters]
         self.optim = eager.make(optimizer_class, aliases, *args, **kwargs)
+        _check_step(self.optim)
         self._parameter_of = {id(alias): each for each, alias in self._pairs.values()}
 
     def _aliased(self, given: Any) -> Any:
@@ -182,6 +185,19 @@ def _changed(
         if differing:
             changed[number] = shown(differing)
     return changed
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"{type(optimizer).__name__}.step needs a closure that computes loss and gradients, "
+            "several times within one step perhaps: a distributed optimizer can only step by "
+            "gradients that are there, as SGD and Adam do"
+        ) from error
+    except ValueError:  # it does not say what it takes
+        pass
 
 
 def _alias(parameter: Any) -> Any:

@@ -83,8 +83,10 @@ class GradScaler(_Scaler):
     ) -> None:
         """Divides the gradients of the optimizer's parameters in the context by the scale, on all
         owners at once. Raises `RuntimeError` when they have been unscaled since the last `update`,
-        and where an owner does not answer; `ValueError` for gradients in float16."""
+        and where an owner does not answer; `ValueError` for gradients in float16; `TypeError` for a
+        context with another optimizer."""
         if not self.is_enabled() or not isinstance(optimizer, DistributedOptimizer):
+            self._check_other(optimizer, context_id)
             super().unscale_(optimizer)
             return
         was_unscaled = id(optimizer) in self._contexts
@@ -106,12 +108,25 @@ class GradScaler(_Scaler):
                 _look_for_owners(optimizer)  # who has died since keeps the others from stepping
             else:
                 self.unscale_(optimizer, *args, **kwargs)
+        else:
+            self._check_other(optimizer, args[0] if args else kwargs.get("context_id"))
         return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Adapts the scale to what the steps since the last `update` have found."""
         super().update(new_scale)
         self._contexts.clear()
+
+    def _check_other(self, optimizer: torch.optim.Optimizer, context_id: object) -> None:
+        """Torch looks at `.grad` alone, and would say that it has found nothing there."""
+        if self.is_enabled() and isinstance(context_id, int):
+            raise TypeError(
+                "a GradScaler unscales gradients of an autograd context for a "
+                f"lockstitch.optim.DistributedOptimizer, which {type(optimizer).__name__} is not: "
+                "put them into .grad (autograd.get_gradients(context_id) has them) and call "
+                "scaler.step(optimizer). With an optimizer of hvd first reduce them, by "
+                "optimizer.synchronize(context_id), and step within optimizer.skip_synchronize()"
+            )
 
     def _note(self, optimizer: DistributedOptimizer, context_id: ContextIds | None = None) -> None:
         known = self._contexts.get(id(optimizer))

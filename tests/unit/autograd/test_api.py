@@ -119,13 +119,18 @@ def test_grad_adds_nothing_to_the_context(worker, mode):
         ((5, torch.ones(1)), "outputs is a tensor or a list"),
         ((torch.ones(1), "x"), "inputs is a tensor or a list"),
         ((torch.ones(1), [1]), r"inputs\[0\] is a int, not Tensor or RRef"),
-        ((torch.ones(1), []), "inputs is a tensor or a list"),
         ((torch.ones(1), torch.ones(1), [1]), r"grad_outputs\[0\] is a int"),
     ],
 )
 def test_grad_refuses_wrong_types(worker, arguments, words):
     with autograd.context() as context_id, pytest.raises(TypeError, match=words):
         autograd.grad(context_id, *arguments)
+
+
+@pytest.mark.parametrize(("outputs", "name"), [([], "outputs"), (torch.ones(1), "inputs")])
+def test_grad_refuses_empty_lists_as_torch_does(worker, outputs, name):
+    with autograd.context() as context_id, pytest.raises(RuntimeError, match=f"{name} cannot be"):
+        autograd.grad(context_id, outputs, torch.ones(1) if name == "outputs" else ())
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast"])

@@ -215,3 +215,8 @@ def test_a_step_tells_which_options_it_has_changed() -> None:
     assert local(optim.Adam, [parameter()]).step({}) == {}
     optimizer = local(Counting, [parameter()], lr=0.1)
     assert [optimizer.step({}), optimizer.step({})] == [{0: {"count": 1}}, {0: {"count": 2}}]
+
+
+def test_optimizer_that_needs_a_closure_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"LBFGS.step needs a closure"):
+        local(optim.LBFGS, [parameter()])

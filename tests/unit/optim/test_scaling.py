@@ -196,3 +196,11 @@ def test_fused_optimizers_step_as_torch_has_them_divide_by_the_scale(
         assert scaler.get_scale() == plain.get_scale()
         expected = [weight_of(twin) for twin in twins]
         torch.testing.assert_close(weights(modules), expected, rtol=0, atol=0)
+
+
+def test_who_gives_a_context_with_another_optimizer_is_told_what_to_do() -> None:
+    optimizer, scaler = optim.SGD([nn.Parameter(torch.zeros(1))]), GradScaler()
+    scaler.scale(torch.zeros(()))
+    for ask in (scaler.step, scaler.unscale_):
+        with pytest.raises(TypeError, match=r"DistributedOptimizer, which SGD is not: put them"):
+            ask(optimizer, 7)
