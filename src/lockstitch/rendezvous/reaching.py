@@ -138,9 +138,12 @@ def wait_for_store(
                 )
             if waited >= NOTICE_SECONDS and not is_told:
                 is_told = True
+                patience = timeout_seconds
+                if problem.is_no_way:
+                    patience = min(patience, _NO_WAY_SECONDS)
                 tell(
                     f"rank {rank} waits for rank 0 to meet the others at {address}: {problem}. It "
-                    f"gives up after {timeout_seconds:g} s"
+                    f"gives up after {patience:g} s"
                 )
             clock.wait(threading.Event(), min(pause, timeout_seconds - waited))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -106,11 +106,12 @@ def test_where_no_network_leads_there_it_is_given_up_after_ten_seconds(monkeypat
         raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
     monkeypatch.setattr(socket, "create_connection", unreachable)
-    host, time = socket.gethostname(), Time()
+    host, time, told = socket.gethostname(), Time(), list[str]()
     text = f"rank 1 did not meet the others .* within 10 s: Network is unreachable from host {host}"
     with pytest.raises(DistNetworkError, match=text):
-        wait_for_store(Address("192.0.2.1", 1), 1, 60.0, clock=time, tell=lambda _: None)
+        wait_for_store(Address("192.0.2.1", 1), 1, 60.0, clock=time, tell=told.append)
     assert time.now() == 10
+    assert [each.endswith("gives up after 10 s") for each in told] == [True]
 
 
 def test_a_host_that_is_another_one_is_known() -> None:
