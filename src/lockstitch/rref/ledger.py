@@ -187,13 +187,14 @@ class Ledger:
             if isinstance(each, Send):
                 actions.sends.append(each)
                 continue
-            fork = self._awaited.pop(each.fork, None) or self._forks.get(each.fork)
+            fork = self._awaited.get(each.fork) or self._forks.get(each.fork)
             if fork is None:
                 continue
             if isinstance(each, Confirm):
                 actions.confirmed.append(fork)
             else:
                 actions.calls.append(fork.orphan)
+                self._awaited.pop(each.fork, None)
         return actions
 
     def _after_change(self, side: OwnerSide | UserSide) -> None:
@@ -209,7 +210,7 @@ class Ledger:
         if actions is None:
             return
         for fork in actions.confirmed:
-            fork.confirm()
+            self._confirm(fork)
         for call in actions.calls:
             call()
         for send in actions.sends:
@@ -219,9 +220,13 @@ class Ledger:
         if actions is None:
             return
         while actions.confirmed:  # whoever waits for it is only put in line
-            actions.confirmed.pop().confirm()
+            self._confirm(actions.confirmed.pop())
         if actions.sends or actions.calls or actions.freed:
             self._agent.spawn(lambda: self._act(actions))
+
+    def _confirm(self, fork: UserFork) -> None:
+        fork.confirm()
+        self._awaited.pop(fork.fork, None)  # not before: after an interrupt it is confirmed again
 
     def _send(self, to: WorkerId, message: Message) -> None:
         try:

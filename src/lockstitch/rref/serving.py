@@ -41,6 +41,7 @@ class ValueServer:
             called = Called(user, message.reference, message.fork, message.serial)
             value = self._ledger.claim(called)
         if value is None:
+            invocation.discard()
             why = "the call of rpc.remote came when its reference was gone, and has not run"
             invocation.fail(RRefError(f"{why} ({message.reference})"))
         else:

@@ -191,7 +191,7 @@ class Agent:
     def _note_cancel(self, sender: WorkerId, message: Cancel) -> None:
         caller = self._from_self if sender == self.id else self.peers.caller(sender)
         if caller is not None:
-            caller.duplicates.give_up(message.request)
+            caller.give_up(message.request)
             self.running_requests.cancel(sender, message.request)
 
     # ------------------------------------------------------------ peers

@@ -87,6 +87,10 @@ class Requests:
             return False
         return True
 
+    def give_up(self, number: int) -> None:
+        """The caller does not want that request's answer any more."""
+        self.duplicates.give_up(number)
+
     def _new_function(self, number: int, definition: bytes | None) -> KnownFunction:
         """A function that is not known by its number."""
         if definition is not None:
@@ -111,6 +115,10 @@ class RequestsFromSelf(Requests):
         """See `Requests.may_begin`; several threads serve such requests."""
         with self._lock:
             return super().may_begin(invocation)
+
+    def give_up(self, number: int) -> None:
+        with self._lock:
+            super().give_up(number)
 
     def reply(self, message: Message) -> None:
         self._send(message)

@@ -136,7 +136,7 @@ class Invocation:
     def serve(self) -> None:
         """Serves the request on this thread, and notes whether that was quick."""
         if self.expires is not None and self._is_given_up(self.expires):
-            self._discard()
+            self.discard()
             return  # the caller has given up
         started = perf_counter()
         server = self._serving.servers.get(type(self.message))
@@ -152,10 +152,11 @@ class Invocation:
     def refuse(self) -> None:
         """Answers a request that its caller had given up before it came; what it brings is given
         back."""
-        self._discard()
+        self.discard()
         self.fail(CallCancelledError("the call was given up by its caller before it came"))
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
+        """Gives back what a request brings that is not served."""
         body = getattr(self.message, "body", None)
         if body is not None:
             self._serving.values.discard(body, self.caller)

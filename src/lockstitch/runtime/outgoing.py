@@ -172,14 +172,16 @@ class Outgoing:
     def _give_up(self, channel: Channel, pending: Pending, error: BaseException) -> None:
         """A call has ended in `error`, perhaps at an interrupt. What its making has begun is taken
         back where it cannot have left (else `request` has seen to it), and what its answer carries
-        is given back, be it there or still to come."""
+        is given back, be it there or still to come. A future that nobody has got may keep `pending`
+        until the collector comes; what was lent is not kept so long."""
         if not pending.number:
             pending.take_back(error)
-            return
-        channel.abandon(pending.number)
-        answer = pending.answer
-        if type(answer) is Reply:
-            self._values.discard(answer.body, channel.peer.worker)
+        else:
+            channel.abandon(pending.number)
+            answer = pending.answer
+            if type(answer) is Reply:
+                self._values.discard(answer.body, channel.peer.worker)
+        pending.kept = None
 
     def _await(self, channel: Channel, pending: Pending) -> Any:
         if RECORDER.is_on:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from lockstitch import rpc
 from lockstitch.rref.rref import RRef
 from lockstitch.testing.cluster import LocalCluster
+from lockstitch.testing.time_limits import ActiveTimeLimit
 from tests.cluster.rref.programs import (
     add,
     eventually,
@@ -57,6 +60,10 @@ def without_waiting() -> None:
     rpc.rpc_async("worker1", give_back, (RRef(1),)).wait()
 
 
+def one_of_its_owner(lent: RRef[Any]) -> None:
+    rpc.rpc_async("worker1", count, (lent,)).wait()
+
+
 def what_is_held(cluster: LocalCluster) -> Any:
     return [references(worker).statistics() for worker in cluster]
 
@@ -81,3 +88,30 @@ def test_nothing_stays_held(program: Callable[[], None]) -> None:
             )
         assert number > 50
         program()
+
+
+def test_what_is_lent_goes_without_the_collector() -> None:
+    with LocalCluster(2) as cluster, cluster[0].active():
+        number, is_struck = 0, True
+        gc.disable()
+        try:
+            while is_struck:
+                number += 1
+                lent = rpc.remote("worker1", add, (1, 2))
+                gone = weakref.ref(lent)
+                with interrupted(number, *MODULES) as interrupter:
+                    one_of_its_owner(lent)
+                is_struck = interrupter.remaining <= 0
+                del lent
+                assert until_gone(gone), interrupter.where
+        finally:
+            gc.enable()
+        assert number > 50
+
+
+def until_gone(gone: weakref.ref[Any]) -> bool:
+    """Waits for an answer that is still to come, which frees what it was asked with."""
+    time_limit, pause = ActiveTimeLimit(10.0), threading.Event()
+    while gone() is not None and not time_limit.is_over():
+        pause.wait(0.001)
+    return gone() is None

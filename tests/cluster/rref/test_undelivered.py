@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lockstitch.errors import LocalProtocolError, RpcTimeoutError, RRefError, SerializationError
+from lockstitch.rref.rref import RRef
 from lockstitch.runtime.agent import AgentOptions
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.testing.faults import Faults
@@ -23,6 +24,10 @@ from tests.cluster.rref.programs import (
     remote,
     wait_at_gate,
 )
+
+
+def keep_busy() -> None:
+    assert Gate.event.wait(60)
 
 
 class Unreadable:
@@ -85,6 +90,21 @@ def test_a_value_is_made_although_its_user_has_given_up(cluster):
     assert eventually(lambda: references(cluster[1]).statistics().owned == 1)
     del rref
     assert eventually(lambda: nothing_is_held(cluster))
+
+
+def test_in_a_call_of_remote_that_is_served_when_its_caller_is_done_with_it():
+    options = AgentOptions(num_threads=1)
+    with LocalCluster(2, options=options) as cluster, cluster[0].active():
+        Gate.close()
+        busy = cluster[0].agent.outgoing.call_async(cluster[1].id, keep_busy)
+        rref = remote(cluster[1], add, RRef(1), 2, timeout=0.05)
+        with pytest.raises(RuntimeError):
+            rref._get_future().wait()
+        del rref
+        assert eventually(lambda: references(cluster[0]).statistics().used == 0)
+        Gate.open()
+        busy.wait()
+        assert eventually(lambda: nothing_is_held(cluster)), [*map(references, cluster)]
 
 
 class Held:

@@ -162,6 +162,10 @@ class FakeInvocation:
         self.answers: list[Any] = []
         self.then: Any = None
         self.is_parked = False
+        self.is_discarded = False
+
+    def discard(self) -> None:
+        self.is_discarded = True
 
     def run(self, then) -> None:
         self.then = then

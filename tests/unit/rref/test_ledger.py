@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lockstitch.errors import PeerDiedError, RRefError
 from lockstitch.ids import GlobalId, WorkerId, WorkerInfo
 from lockstitch.rref.events import Asked, Called, Created, Dropped, Received, Shared, Withdrawn
+from lockstitch.rref.ledger import Ledger
 from lockstitch.rref.values import OwnedValue
 from lockstitch.wire.messages import (
     DeletionsNoted,
@@ -16,9 +16,7 @@ from lockstitch.wire.messages import (
     ForkRequest,
     ForksDeleted,
 )
-
-if TYPE_CHECKING:
-    from lockstitch.rref.ledger import Ledger
+from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
 
 ME, OTHER, OWNER = WorkerId(0, 0), WorkerId(1, 0), WorkerInfo("worker2", 2)
 MINE, FORK = GlobalId(0, 0, 0), GlobalId(0, 0, 1)
@@ -102,6 +100,41 @@ def test_confirmation_reaches_the_fork(ledger, worker):
     assert not fork.is_confirmed()
     ledger.arrived_at_user(OWNER.worker, ForkAccept(FORK))
     assert fork.is_confirmed()
+
+
+def test_a_confirmation_that_is_struck_by_an_interrupt_is_not_lost(worker):
+    modules = "lockstitch.rref.ledger", "lockstitch.rref.lifetime.user_side"
+
+    def attempt(number: int) -> Interrupter:
+        ledger, heard = Ledger(worker), []
+        fork = ledger.fork(THEIRS, FORK, OWNER)
+        ledger.tell_user(Received(THEIRS, FORK, OWNER.worker, OTHER))
+        fork.when_confirmed(heard.append)
+        del fork
+        with interrupted(number, *modules) as interrupter:
+            ledger.arrived_at_user(OWNER.worker, ForkAccept(FORK))
+        if interrupter.remaining <= 0:  # the reader delivers it once more
+            ledger.arrived_at_user(OWNER.worker, ForkAccept(FORK))
+        assert heard == [None], interrupter.where
+        return interrupter
+
+    assert strike_everywhere(attempt) > 10
+
+
+def test_what_the_program_drops_is_counted_once_where_an_interrupt_strikes(worker):
+    modules = "lockstitch.rref.ledger", "lockstitch.rref.lifetime.user_side"
+
+    def attempt(number: int) -> Interrupter:
+        ledger = Ledger(worker)
+        _fork = ledger.fork(THEIRS, FORK, OWNER)
+        for _ in range(2):
+            ledger.tell_user(Received(THEIRS, FORK, OWNER.worker, OTHER))
+        with interrupted(number, *modules) as interrupter:
+            ledger.tell_user(Dropped((FORK,)))
+        assert ledger.statistics().used >= 1, interrupter.where
+        return interrupter
+
+    assert strike_everywhere(attempt) > 10
 
 
 def test_what_waits_for_a_confirmation_is_kept_alive_by_it(ledger):

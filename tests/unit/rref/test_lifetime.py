@@ -234,7 +234,7 @@ def test_repeated_acceptances_are_noted_again_and_change_nothing():
     accept = Arrived(OTHER, ChildAccept(CHILD))
     user.handle(accept)
     assert user.handle(accept) == [Send(OTHER, ChildNoted(CHILD))]
-    assert user.handle(Arrived(OWNER, ForkAccept(FORK))) == []
+    assert user.handle(Arrived(OWNER, ForkAccept(FORK))) == [Confirm(FORK)]
 
 
 def test_a_fork_of_a_fork_keeps_the_child_that_made_it():
@@ -444,6 +444,15 @@ def test_nothing_is_sent_to_the_dead_again():
 
 # ---------------------------------------------------------------- Ctrl-C
 
+
+def test_an_interrupt_at_the_very_end_of_a_deletion_leaves_no_empty_table():
+    user = confirmed_user()
+    user.handle(Dropped((FORK,)))
+    user._leaving[OWNER] = {}  # as the last turn of the loop leaves it
+    user.handle(Arrived(OWNER, DeletionsNoted(0)))
+    assert user.is_empty
+
+
 FROM_OWNER = Received(REFERENCE, FORK, OWNER, OWNER, Hold(FORK, counts=False))
 FROM_PARENT = Received(REFERENCE, CHILD, OWNER, OTHER, Hold(CHILD, counts=False))
 
@@ -510,5 +519,5 @@ def state_of(side: Any) -> Any:
     return {
         name: sorted(map(repr, value._letters.items())) if name == "_outbox" else repr(value)
         for name, value in vars(side).items()
-        if name not in {"_is_again", "_under_way", "_dropping", "_dead", "_mourning"}
+        if name not in {"_is_again", "_latest", "_dropping", "_dead", "_mourning"}
     }

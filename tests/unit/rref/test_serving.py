@@ -68,6 +68,7 @@ def test_a_call_is_run_once_and_never_after_its_deletion(worker):
     assert call(worker).then is not None
     again = call(worker)
     assert again.then is None
+    assert again.is_discarded
     assert isinstance(again.answers[0], RRefError)
     deletion = ForksDeleted(0, 1, ((REFERENCE, FORK),))
     worker.agent.handlers[ForksDeleted](USER, deletion)

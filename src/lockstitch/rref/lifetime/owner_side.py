@@ -42,9 +42,10 @@ class OwnerSide:
         self._floors: dict[WorkerId, int] = {}
         self._dead = DeadWorkers()
         self._mourning = RecentlyDead()
-        self._under_way: OwnerEvent | None = None
+        self._latest: OwnerEvent | None = None
         self._is_again = False
-        """Whether an interrupt has ended the first attempt at the event that is told now."""
+        """Whether an interrupt has ended the first attempt at the event that is told now, or at
+        acting upon it."""
 
     @property
     def wants_ticks(self) -> bool:
@@ -63,10 +64,8 @@ class OwnerSide:
 
     def handle(self, event: OwnerEvent) -> list[OwnerInstruction]:
         """Takes in what happened; returns what to do about it, in order."""
-        self._is_again, self._under_way = self._under_way is event, event
-        todo = self._handle(event)
-        self._under_way = None
-        return todo
+        self._is_again, self._latest = self._latest is event, event
+        return self._handle(event)
 
     def _handle(self, event: OwnerEvent) -> list[OwnerInstruction]:
         todo: list[OwnerInstruction] = []

@@ -92,9 +92,10 @@ class UserSide:
         """The batch of deletions that is on its way, by owner."""
         self._dropping: tuple[Iterable[GlobalId], list[GlobalId]] = ((), [])
         """What the program let go of, and what of it is still to be counted."""
-        self._under_way: UserEvent | None = None
+        self._latest: UserEvent | None = None
         self._is_again = False
-        """Whether an interrupt has ended the first attempt at the event that is told now."""
+        """Whether an interrupt has ended the first attempt at the event that is told now, or at
+        acting upon it."""
         self._dead = DeadWorkers()
         self._mourning = RecentlyDead()
 
@@ -149,11 +150,10 @@ class UserSide:
 
     def handle(self, event: UserEvent) -> list[UserInstruction]:
         """Takes in what happened; returns what to do about it, in order."""
-        self._is_again, self._under_way = self._under_way is event, event
+        self._is_again, self._latest = self._latest is event, event
         todo = self._handle(event)
         if self._is_again:
             todo += [each for owner in tuple(self._leaving) for each in self._delete(owner)]
-        self._under_way = None
         return todo
 
     def _handle(self, event: UserEvent) -> list[UserInstruction]:  # noqa: PLR0912 - a table
@@ -239,8 +239,11 @@ class UserSide:
     def _settle(self, fork: GlobalId, state: State) -> list[UserInstruction]:
         """The claim to `fork` is over, one way or the other; the floor may rise."""
         entry = self._forks.get(fork)
-        if entry is None or not (entry.state is State.PENDING or self._is_again):
+        if entry is None:
             return []
+        if entry.state is not State.PENDING and not self._is_again:
+            # Who was struck by an interrupt takes in the same message again.
+            return [Confirm(fork)] if entry.state is State.CONFIRMED else []
         entry.state = state
         self._outbox.settle(("claim", fork))
         claims = self._claims.get(entry.owner)
@@ -310,7 +313,10 @@ class UserSide:
     def _delete(self, owner: WorkerId) -> list[UserInstruction]:
         """G1: sends off the next batch, unless one is on its way."""
         leaving = self._leaving.get(owner)
-        if not leaving or owner in self._batches:
+        if not leaving:
+            self._leaving.pop(owner, None)
+            return []
+        if owner in self._batches:
             return []
         floor = next(iter(self._claims.get(owner, ())), self._next_serial)
         gone = [(entry.reference, fork) for fork, entry in leaving.items() if entry.serial < floor]
