@@ -305,7 +305,11 @@ class Channel:
             )
         pending.delivered = True
         self._last_delivered = number
-        if self._pending.pop(number, None) is not None and pending.nbytes:
+        if self._pending.pop(number, None) is None:
+            if number in self._given_up:  # meanwhile, by whoever has waited
+                self._given_up.discard(number)
+                self._answers.discard(message.body, self.peer.worker)
+        elif pending.nbytes:
             self.flow_control.remove(pending.nbytes)
         if not self._pending and not self.listeners:
             self.is_urgent = False

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from lockstitch.errors import PeerDiedError, RpcTimeoutError
 from lockstitch.testing.clock import ManualClock
 from tests.unit.runtime.stage import Background, Stage, wait_until
+
+if TYPE_CHECKING:
+    from lockstitch.wire.messages import Message
 
 
 def test_failure_is_raised_with_its_own_type() -> None:
@@ -44,6 +49,27 @@ def test_late_reply_is_ignored() -> None:
         following = Background(stage.call)
         stage.peer.reply(stage.peer.receive_call(), "in time")
         assert following.result() == "in time"
+
+
+def test_an_answer_that_another_thread_reads_while_it_is_given_up_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Stage() as stage:
+        caller, call = Background(stage.call), stage.peer.receive_call()
+        channel = next(each for each in stage.agent.peers.channels() if each.outstanding)
+        (pending,) = channel.pending()
+        finish, given_back = pending.finish, []
+
+        def finish_too_late(answer: Message | None, error: BaseException | None) -> None:
+            channel.abandon(pending.number)  # as whoever is struck by an interrupt does
+            finish(answer, error)
+
+        monkeypatch.setattr(pending, "finish", finish_too_late)
+        monkeypatch.setattr(channel._answers, "discard", lambda body, _: given_back.append(body))
+        stage.peer.reply(call, 5)
+        caller.result()
+        assert len(given_back) == 1
+        assert not channel._given_up
 
 
 @pytest.mark.parametrize("value", [5, {"a": 1}, torch.ones(3)], ids=["plain", "pickled", "tensor"])
