@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import platform
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 STORES_ARE_ORDERED: Final = platform.machine().lower() in ("x86_64", "amd64", "i686")
 """Whether a plain store is seen after the plain stores before it, and a plain load happens before
@@ -29,3 +32,14 @@ class Fence:
         for _ in LOCKINGS:
             with self._lock:  # which lets go of it also where an interrupt comes
                 pass
+
+    __enter__ = __call__
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+
+def barrier() -> AbstractContextManager[object]:
+    """Returns a `Fence` to be passed by `with`; where one lock is enough, that lock, since there
+    each step counts."""
+    return threading.Lock() if STORES_ARE_ORDERED else Fence()

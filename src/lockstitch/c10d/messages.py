@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import distributed
 
 from lockstitch.c10d.outputs import Outputs, flat_input
-from lockstitch.c10d.repetitions import can_be_repeated
+from lockstitch.c10d.repetitions import learn
 from lockstitch.c10d.works import NO_TIMEOUT, MessageWork
 from lockstitch.collectives import Kind, Request
 from lockstitch.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
     from datetime import timedelta
 
     import torch
 
     from lockstitch.c10d.flight_recorder import Entry, Repetition
     from lockstitch.c10d.membership import Membership
+    from lockstitch.c10d.repetitions import Known
     from lockstitch.collectives import Handle
     from lockstitch.collectives.repeated import Repeated
 
@@ -47,7 +48,7 @@ class _Way:
         """The set of the two ranks."""
         self.name = name
         """As torch calls them."""
-        self.known: dict[Hashable, tuple[Repeated, Entry]] = {}
+        self.known: Known = {}
         """Small ones that came before, by shape and dtype."""
 
 
@@ -101,10 +102,7 @@ class Messages:
         except CollectiveError as error:
             raise self._group.explained(error, f"{name}, in {self._group.label}") from error
         entry = self._group.recorded(handle, name, (), 0.0, is_message=True)
-        if (known is None or known[0].is_forgotten) and can_be_repeated(handle):
-            if len(way.known) >= _MOST_KNOWN:
-                way.known.clear()
-            way.known[kind] = self._session.repeated(handle), entry
+        learn(way.known, kind, self._session, handle, entry, most=_MOST_KNOWN)
         return MessageWork(self._group, handle, entry, tensor, outputs, source)
 
     def _begun_again(

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
     from lockstitch.c10d.flight_recorder import Entry, Repetition
     from lockstitch.c10d.membership import Membership
-    from lockstitch.collectives import Handle, Reduction, Request
+    from lockstitch.collectives import Handle, Reduction, Request, Session
     from lockstitch.collectives.repeated import Repeated
+
+    Known = dict[Hashable, tuple[Repeated, Entry]]
+    """Operations that came before, by what those like them have in common with them."""
 
 # What is larger takes longer than the steps that are saved.
 _MOST_BYTES: Final = 1 << 16
@@ -32,7 +35,7 @@ class Repetitions:
 
     def __init__(self, group: Membership) -> None:
         self._group = group
-        self._known: dict[Hashable, tuple[Repeated, Entry]] = {}
+        self._known: Known = {}
 
     def perform(self, tensor: torch.Tensor, what: Reduction | int, opts: Any) -> bool:
         """Reduces the tensor, or broadcasts it from a rank, if that is one of them; whether it was.
@@ -62,20 +65,32 @@ class Repetitions:
     def learn(self, handle: Handle[Any], entry: Entry) -> None:
         """Takes note of an operation that was waited for at once, and is done."""
         request = handle.request
-        if not _can_be_one(request) or not can_be_repeated(handle):
-            return
-        tensor = request.tensors[0]
-        kind = (tensor.shape, tensor.dtype, request.reduction or request.root)
-        known = self._known.get(kind)
-        if known is None or known[0].is_forgotten:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[kind] = self._group.session.repeated(handle), entry
+        if _can_be_one(request):
+            tensor = request.tensors[0]
+            kind = (tensor.shape, tensor.dtype, request.reduction or request.root)
+            learn(self._known, kind, self._group.session, handle, entry, most=_MOST_KNOWN)
 
 
-def can_be_repeated(handle: Handle[Any]) -> bool:
-    """Returns whether others like it can be begun by a `Repeated`."""
-    return handle.cached.tensor_bytes <= _MOST_BYTES and handle.route is None
+def learn(
+    known: Known,
+    kind: Hashable,
+    session: Session,
+    handle: Handle[Any],
+    entry: Entry,
+    *,
+    most: int,
+) -> None:
+    """Takes note of an operation for others of its kind, if they can be begun by a `Repeated`, and
+    none is noted that can. Of more than `most` kinds all are forgotten."""
+    before = known.get(kind)
+    if (
+        (before is None or before[0].is_forgotten)
+        and handle.cached.tensor_bytes <= _MOST_BYTES
+        and handle.route is None
+    ):
+        if len(known) >= most:
+            known.clear()
+        known[kind] = session.repeated(handle), entry
 
 
 def _can_be_one(request: Request) -> bool:

@@ -266,7 +266,7 @@ class Session(Operations):
             else:
                 self._devices.submit(handle, process_set)
         except BaseException as error:
-            pending.withdraw(request, error, self._backend.look_after)
+            self.withdraw(request, error)
             raise
         return handle
 

@@ -19,10 +19,9 @@ since whoever wakes up looks again.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from lockstitch.fences import LOCKINGS
+from lockstitch.fences import barrier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,16 +45,15 @@ class Doorbell:
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
-        self._fence = threading.Lock()  # taking it and letting it go is one: see `LOCKINGS`
+        self._fence = barrier()
 
     # ------------------------------------------------------------ for the waiter
 
     def announce_sleep(self, waiter: int) -> None:
         """Steps 1 and 2: from now on others wake this waiter. It is to look once more."""
         self._words[waiter] = ASLEEP
-        for _ in LOCKINGS:
-            with self._fence:
-                pass
+        with self._fence:
+            pass
 
     def sleep_unless(
         self,
@@ -69,9 +67,8 @@ class Doorbell:
         words = self._words
         words[waiter] = reason
         try:
-            for _ in LOCKINGS:
-                with self._fence:
-                    pass
+            with self._fence:
+                pass
             return None if has_come() else sleep()
         finally:
             words[waiter] = AWAKE
@@ -85,15 +82,13 @@ class Doorbell:
 
     def reason(self, waiter: int) -> int:
         """Steps 2 and 3 for one waiter: why it sleeps, or `AWAKE`."""
-        for _ in LOCKINGS:
-            with self._fence:
-                pass
+        with self._fence:
+            pass
         return self._words[waiter]
 
     def sleepers(self, waiters: Iterable[int]) -> list[int]:
         """Steps 2 and 3 for several waiters: those of them that are to be woken."""
-        for _ in LOCKINGS:
-            with self._fence:
-                pass
+        with self._fence:
+            pass
         words = self._words
         return [waiter for waiter in waiters if words[waiter]] if any(words) else []

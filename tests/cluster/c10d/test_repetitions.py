@@ -50,14 +50,24 @@ def groups() -> Iterator[Groups]:
 @pytest.fixture
 def performed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The handles of all that went this way, on all ranks."""
+    return handles_of(monkeypatch, "perform")
+
+
+@pytest.fixture
+def sent_again(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The same, of messages."""
+    return handles_of(monkeypatch, "submit")
+
+
+def handles_of(monkeypatch: pytest.MonkeyPatch, method: str) -> list[object]:
     found: list[object] = []
-    perform = Repeated.perform
+    goes_on = getattr(Repeated, method)
 
-    def performs(repeated: Repeated, handle: Any) -> None:
+    def notes(repeated: Repeated, handle: Any) -> None:
         found.append(handle)
-        perform(repeated, handle)
+        goes_on(repeated, handle)
 
-    monkeypatch.setattr(Repeated, "perform", performs)
+    monkeypatch.setattr(Repeated, method, notes)
     return found
 
 
@@ -94,20 +104,6 @@ def test_broadcasts_are_too(groups: Groups, performed: list[object]) -> None:
 
     groups.run(run)
     assert len(performed) == 4 * SIZE * SIZE
-
-
-@pytest.fixture
-def sent_again(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The handles of messages that went this way, on all ranks."""
-    found: list[object] = []
-    submit = Repeated.submit
-
-    def submits(repeated: Repeated, handle: Any) -> None:
-        found.append(handle)
-        submit(repeated, handle)
-
-    monkeypatch.setattr(Repeated, "submit", submits)
-    return found
 
 
 def test_messages_are_too(groups: Groups, sent_again: list[object]) -> None:

@@ -153,6 +153,13 @@ class Quick:
         beyond it."""
         return out.nbytes == self._bytes and out.is_contiguous()
 
+    def _moved(self, begin: int, out: torch.Tensor) -> torch.Tensor:
+        """Moves the result there, from that address."""
+        to, size = out.data_ptr(), self._bytes
+        MEMORY[to : to + size] = MEMORY[begin : begin + size]
+        increment_version(out)
+        return out
+
     def _result(self, shortcut: Shortcut) -> torch.Tensor:
         handle, definition = shortcut.handle, self._definition
         assert handle is not None
@@ -167,12 +174,8 @@ class Quick:
                         if not STORES_ARE_ORDERED:
                             shortcut.fence()
                         place = reader.ring[reader.position % reader.size] >> 20 & LANE_MASK
-                        out, size = request.tensors[0], self._bytes
                         begin = lane.address(definition) + RESULTS_BEGIN + place * self._stride
-                        to = out.data_ptr()
-                        MEMORY[to : to + size] = MEMORY[begin : begin + size]
-                        increment_version(out)
-                        return out
+                        return self._moved(begin, request.tensors[0])
         parts: Any = self._parts
         parts[self._me] = self._lanes.own.view(definition, shortcut.place)
         out = reduced(definition, request, parts, len(parts))
@@ -190,7 +193,5 @@ class QuickBroadcast(Quick):
         out: torch.Tensor = handle.request.tensors[0]
         if not self._gives:
             (given,) = [each for each in self._parts if each is not None]
-            to, begin, size = out.data_ptr(), given.data_ptr(), self._bytes
-            MEMORY[to : to + size] = MEMORY[begin : begin + size]
-            increment_version(out)
+            return self._moved(given.data_ptr(), out)
         return out
