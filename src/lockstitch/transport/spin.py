@@ -215,6 +215,7 @@ class Spinner:
             except BlockingIOError:
                 yields = before >= yield_at
                 if yields:
+                    yields_since = now()  # a look alone takes as long on a slow machine
                     yield_cpu()
             else:
                 return True
@@ -223,7 +224,7 @@ class Spinner:
                 self._paused_until = after + self._pause_seconds
                 self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
                 return False
-            if yields and after - before > LONG_YIELD_SECONDS:
+            if yields and after - yields_since > LONG_YIELD_SECONDS:
                 _COURTESY.note_long_yield(after)
             if after > deadline:
                 return False

@@ -81,23 +81,21 @@ def test_what_comes_during_the_spin_is_received(pair):
 
 
 def test_at_first_it_stops_after_fifty_microseconds(pair):
-    looks: list[None] = []
-    spinner = Spinner(now=SteppingTime(MICROSECOND), yield_cpu=lambda: looks.append(None))
-    assert not spin(spinner, pair[1])
-    assert 45 <= len(looks) <= 51
+    time = SteppingTime(MICROSECOND)
+    assert not spin(Spinner(now=time, yield_cpu=lambda: None), pair[1])
+    assert 45 <= time.now / MICROSECOND <= 55
 
 
 def test_it_spins_longer_where_waits_were_a_little_longer(pair):
     time = SteppingTime(MICROSECOND)
-    looks: list[None] = []
-    spinner = Spinner(now=time, yield_cpu=lambda: looks.append(None))
+    spinner = Spinner(now=time, yield_cpu=lambda: None)
     wait_in_vain(spinner, pair[1], time, 500 * MICROSECOND)
     usual = spinner._estimate.usual_seconds
     assert usual > 100 * MICROSECOND
-    looks.clear()
     time.now += 1e-3  # by now the peer may be asleep
+    began = time.now
     assert not spin(spinner, pair[1])
-    assert len(looks) == pytest.approx((3 * usual + 50e-6) / MICROSECOND, abs=3)
+    assert time.now - began == pytest.approx(3 * usual + 50e-6, abs=5 * MICROSECOND)
 
 
 def test_it_does_not_spin_where_waits_are_long_until_they_are_short_again(pair):
@@ -204,6 +202,24 @@ def test_others_than_the_peer_may_be_who_wants_it(pair):
     assert not spin(other, cpu.far), "it blocks at once"
     cpu.time.now += 1e-3
     assert spin(other, cpu.far)
+
+
+def test_a_look_that_takes_long_is_no_long_yield(pair):
+    time = SteppingTime(MICROSECOND)
+    looks: list[None] = []
+
+    class SlowToLook(StreamConnection):
+        def receive_into(self, view, counts, timeout_seconds):
+            time.now += 20 * MICROSECOND
+            raise BlockingIOError
+
+    left, right = socket.socketpair()
+    slow = SlowToLook(left, "far")
+    assert not spin(Spinner(now=time, yield_cpu=lambda: looks.append(None)), slow)
+    assert looks
+    assert _COURTESY.offers_until == 0.0
+    slow.close()
+    right.close()
 
 
 def test_the_pause_doubles_with_each_slow_look_and_successes_shorten_it_again(pair):
