@@ -150,8 +150,8 @@ def test_pod_that_is_told_to_end_cleans_up_and_does_not_wait_to_be_killed(
     program = """
 import threading, lockstitch.hvd as hvd
 hvd.init()
-print("in", flush=True)
 try:
+    print("in", flush=True)
     threading.Event().wait()
 finally:
     print("cleans up", flush=True)

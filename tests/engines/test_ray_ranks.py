@@ -65,6 +65,9 @@ assert [each[:5] for each in found] == [
 assert found[0][5] == found[1][5] != found[2][5] == found[3][5]
 assert {each[6] for each in found} == {"7"}
 assert executor.execute(lambda it: it["kept"]) == [5] * 4
+told = ray.get([worker.env_vars.remote() for worker in executor.workers])
+assert [each["HOROVOD_RANK"] for each in told] == ["0", "1", "2", "3"]
+assert ray.get(executor.workers[2].execute.remote(lambda it: (it["kept"], hvd.rank()))) == (5, 2)
 assert executor.execute_single(lambda it: (it["kept"], os.environ["HOROVOD_RANK"])) == (5, "0")
 
 # Pages of Ray's memory, which the ranks of a node share: read, and never written.

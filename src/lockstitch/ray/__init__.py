@@ -5,6 +5,7 @@ of `lockstitch.rpc`.
     fixed      a fixed number of ranks, whose actors stay
     elastic    ranks that come and go
     worker     what runs in the actor of a rank
+    base_worker  what programs may ask such an actor
     log        what ranks tell the program while they run
     group      workers of rpc, replaced where they die
     member     what runs in the actor of such a worker

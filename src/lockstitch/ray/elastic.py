@@ -210,7 +210,7 @@ class ActorStarter:
         environment["LOCKSTITCH_ADDRESS"] = environment[REACHED_AT]
         handle.prepare.remote({**environment, **task.variables}, self._secret)
         if task.queue is not None:
-            handle.log_to.remote(task.queue)
+            handle.set_queue.remote(task.queue)
         return handle.live.remote(self._call, self._begin_call, task.needs_executable)
 
     def _note_end(self, worker: int, future: Any) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstitch.errors import NotInitializedError
 from lockstitch.ray.calls import Call
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Callbacks = Sequence[Callable[[Any], object]] | None
+
+_N = TypeVar("_N")
 
 
 class RayExecutor:
@@ -33,6 +35,8 @@ class RayExecutor:
     ever again). `cooldown_range`: seconds that a slot stays empty after its worker has failed, at
     first and at most. `elastic_timeout`: seconds to wait for enough workers (600).
     `override_discovery`: whether Ray says which nodes there are (True), or `settings.discovery`.
+    `num_slots`, `cpus_per_slot` and `gpus_per_slot` are older names of `num_workers_per_host`,
+    `cpus_per_worker` and `gpus_per_worker`.
 
     Ranks get the job's secret over their connection to this program, and prove by it to each other
     that they belong together. A context manager: started within, and shut down at the end.
@@ -56,15 +60,29 @@ class RayExecutor:
         cooldown_range: Sequence[float] | None = None,
         elastic_timeout: float = 600,
         override_discovery: bool = True,
+        *,
+        num_slots: int | None = None,
+        cpus_per_slot: float | None = None,
+        gpus_per_slot: float | None = None,
     ) -> None:
         find_ray()
         self.settings = Settings() if settings is None else settings
+        num_workers_per_host = _newest(
+            num_workers_per_host, num_slots, "num_slots", "num_workers_per_host"
+        )
+        cpus_per_worker = _newest(
+            cpus_per_worker, cpus_per_slot, "cpus_per_slot", "cpus_per_worker"
+        )
+        gpus_per_worker = _newest(
+            gpus_per_worker, gpus_per_slot, "gpus_per_slot", "gpus_per_worker"
+        )
         if max_workers and not min_workers:
             raise ValueError("max_workers is for ranks that come and go: give min_workers as well")
         if min_workers and (num_workers or num_hosts):
+            given = "num_workers" if num_workers else "num_hosts"
             raise ValueError(
-                "give num_workers (or num_hosts) for ranks that stay, or min_workers for ranks "
-                "that come and go, not both"
+                f"Both `min_workers` and `{given}` provided. Give num_workers (or num_hosts) for "
+                "ranks that stay, or min_workers for ranks that come and go, not both"
             )
         resources = WorkerResources.of_hvd(
             cpus_per_worker, use_gpu, gpus_per_worker, "gpus_per_worker"
@@ -101,6 +119,13 @@ class RayExecutor:
 
     def __exit__(self, *_error: object) -> None:
         self.shutdown()
+
+    @property
+    def workers(self) -> list[Any]:
+        """Ray's handles of the workers, in the order of ranks, each with the methods of
+        `BaseHorovodWorker`: `env_vars`, `update_env_vars`, `hostname`, `get_gpu_ids`, `execute`.
+        Empty before the start and after the end, and where workers come and go."""
+        return self._job.workers if isinstance(self._job, FixedJob) else []
 
     @classmethod
     def create_settings(
@@ -253,7 +278,7 @@ class ElasticRayExecutor:
         env_vars: Mapping[str, Any] | None = None,
         override_discovery: bool = True,
     ) -> None:
-        chosen = Settings() if settings is None else settings
+        self.settings = chosen = Settings() if settings is None else settings
         resources = WorkerResources.of_hvd(cpus_per_slot, use_gpu, gpus_per_slot, "gpus_per_slot")
         self._executor = RayExecutor(
             chosen,
@@ -288,16 +313,14 @@ class ElasticRayExecutor:
         """Returns settings for an executor: the least and the greatest number of ranks (None: as
         many as there is room for), and what `RayExecutor` has under the same names. `min_np` and
         `max_np` are older names of the first two. Raises `TypeError` for any other argument."""
-        for name, older in (("min_np", min_np), ("max_np", max_np)):
-            if older is not None:
-                newer = name.replace("np", "num_proc")
-                warnings.warn(f"{name} is now {newer}", DeprecationWarning, stacklevel=2)
+        min_num_proc = _newest(min_num_proc, min_np, "min_np", "min_num_proc")
+        max_num_proc = _newest(max_num_proc, max_np, "max_np", "max_num_proc")
         return Settings(
             timeout_s=timeout_s,
             ssh_identity_file=ssh_identity_file,
             nics=nics,
-            min_num_proc=min_num_proc if min_np is None else min_np,
-            max_num_proc=max_num_proc if max_np is None else max_np,
+            min_num_proc=min_num_proc,
+            max_num_proc=max_num_proc,
             reset_limit=reset_limit,
             elastic_timeout=elastic_timeout,
             **kwargs,
@@ -314,3 +337,11 @@ class ElasticRayExecutor:
     def shutdown(self) -> None:
         """Ends the executor; harmless when repeated."""
         self._executor.shutdown()
+
+
+def _newest(value: _N, older: _N | None, older_name: str, name: str) -> _N:
+    """Returns what was given under an older name, if anything was, else `value`."""
+    if older is None:
+        return value
+    warnings.warn(f"{older_name} is now {name}", DeprecationWarning, stacklevel=3)
+    return older

@@ -111,6 +111,11 @@ class FixedJob:
     def __repr__(self) -> str:
         return f"<FixedJob of {self._plan.size} ranks>"
 
+    @property
+    def workers(self) -> list[Any]:
+        """Ray's handles of the actors, in the order of ranks."""
+        return list(self._actors.handles)
+
     def start(self, begin: Call | None) -> None:
         """Starts the actors and gives each its rank; `begin` makes the object that functions of
         `execute` get. Raises `PlacementError`, and what `begin` raises."""
@@ -146,7 +151,7 @@ class FixedJob:
     def log_to(self, queue: Any) -> None:
         """Has the ranks log to that queue; None: to none."""
         for handle in self._actors.handles:
-            handle.log_to.remote(queue)
+            handle.set_queue.remote(queue)
 
     def results(self, references: Sequence[Any]) -> list[Any]:
         """Waits for what ranks return, in their order. Raises what a rank has raised, soon

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from lockstitch.errors import RemoteError
 from lockstitch.launcher_link.process import JOB, WorkerDismissed
 from lockstitch.link.sockets import HeldPort
+from lockstitch.ray.base_worker import BaseHorovodWorker
+from lockstitch.ray.calls import Call
 from lockstitch.ray.engine import find_ray
-from lockstitch.ray.log import LOG
 from lockstitch.trust.secret import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockstitch.ray.calls import Call
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +67,12 @@ class InMemoryFile:
             os.close(descriptor)
 
 
-class HvdWorker:
+class HvdWorker(BaseHorovodWorker):
     """A rank's actor. Its methods run one after the other, in the main thread."""
 
-    def __init__(self) -> None:
-        self._executable: Any = None
+    def __init__(self) -> None:  # its rank comes with `prepare`
         self._secret: InMemoryFile | None = None
         self._held: HeldPort | None = None
-
-    def __repr__(self) -> str:
-        return type(self).__name__  # which Ray shows in errors
 
     def place(self) -> WorkerPlace:
         """Returns where it runs."""
@@ -109,21 +104,18 @@ class HvdWorker:
 
     def begin(self, call: Call) -> None:
         """Makes the object that functions of `execute` are called with."""
-        self._executable = call.function(*call.args, **call.kwargs)
+        self.executable = call.function(*call.args, **call.kwargs)
 
-    def execute(self, call: Call) -> Any:
+    def execute(self, func: Call | Callable[[Any], Any]) -> Any:
         """Returns what a function returns, which is called with the object of `begin`."""
+        call = func if isinstance(func, Call) else Call(func)
         with _leaving_on_error():
-            return call.function(self._executable, *call.args, **call.kwargs)
+            return call.function(self.executable, *call.args, **call.kwargs)
 
     def run(self, call: Call) -> Any:
         """Returns what a function returns, which is called with its own arguments alone."""
         with _leaving_on_error():
             return call.function(*call.args, **call.kwargs)
-
-    def log_to(self, queue: Any) -> None:
-        """Has `lockstitch.ray.log` write to that queue of Ray's; None: to none."""
-        LOG.configure(queue)
 
     def live(self, call: Call, begin: Call | None, needs_executable: bool) -> Outcome:
         """Returns what has become of a function, in a job whose workers come and go. `begin` makes

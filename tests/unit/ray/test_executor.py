@@ -18,7 +18,7 @@ def cluster(monkeypatch):
     ("arguments", "words"),
     [
         ({}, "say how many workers"),
-        ({"num_workers": 2, "min_workers": 1}, "not both"),
+        ({"num_workers": 2, "min_workers": 1}, "Both `min_workers` and `num_workers` provided"),
         ({"num_hosts": 2, "min_workers": 1}, "not both"),
         ({"num_workers": 1, "max_workers": 2}, "give min_workers as well"),
         ({"min_workers": 3, "max_workers": 2}, "3 workers are more than 2"),
@@ -70,6 +70,28 @@ def test_the_older_executor_has_its_numbers_in_its_settings():
         ElasticRayExecutor.create_settings(min_workers=2)
     with pytest.raises(ValueError, match="gpus_per_slot=1 asks for GPUs"):
         ElasticRayExecutor(settings, gpus_per_slot=1)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "words"),
+    [
+        ({"num_slots": 3}, "num_workers_per_host", r"3 CPU"),
+        ({"cpus_per_slot": 4}, "cpus_per_worker", r"4 CPU"),
+        ({"use_gpu": True, "gpus_per_slot": 5}, "gpus_per_worker", r"5 GPU"),
+    ],
+)
+def test_older_names_of_arguments_are_understood(cluster, older, newer, words):
+    cluster.has_room = False
+    with pytest.warns(DeprecationWarning, match=f"is now {newer}"):
+        executor = RayExecutor(num_hosts=1, **older)
+    with pytest.raises(PlacementError, match=words):
+        executor.start()
+
+
+def test_there_are_no_workers_before_the_start_nor_where_they_come_and_go():
+    assert RayExecutor(num_workers=1).workers == []
+    with RayExecutor(min_workers=1) as executor:
+        assert executor.workers == []
 
 
 def test_the_executors_say_what_they_are():

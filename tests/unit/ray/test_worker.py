@@ -63,6 +63,7 @@ def test_functions_get_the_object_of_the_worker_or_their_own_arguments(worker):
     assert worker.execute(Call(lambda executable: executable)) is None
     worker.begin(Call(lambda *args, **kwargs: (args, kwargs), [1], {"a": 2}))
     assert worker.execute(Call(lambda executable: executable)) == ((1,), {"a": 2})
+    assert worker.execute(lambda executable: executable[1]) == {"a": 2}  # by its handle
     assert worker.run(Call(lambda x, y: x - y, [5], {"y": 2})) == 3
 
 
