@@ -114,6 +114,36 @@ def test_a_host_that_is_cut_off_ends_reductions_on_both_sides(hosts, environment
         assert ("on host beta" if rank < 2 else "on host alpha") in said, said
 
 
+WAITING = """
+import threading, time, lockstitch.hvd as hvd
+threading.Timer(1.0, print, ["began"]).start()
+try:
+    hvd.init()
+except RuntimeError as error:
+    print(time.monotonic(), type(error).__name__, error)
+"""
+
+
+def test_who_waits_for_others_to_come_notices_that_the_store_is_cut_off(hosts, environment) -> None:
+    ranks = []
+    for rank in range(2):  # of three
+        told = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": ADDRESSES[0]}
+        told["MASTER_PORT"] = "29781"
+        ranks.append(hosts.python(rank, WAITING, {**told, **environment}))
+    for each in ranks:
+        first_line(each, "began")
+    began = time.monotonic()
+    hosts.cut()
+    lines = ranks[1].communicate(timeout=60)[0].splitlines()
+    noticed, kind, said = next(it for it in lines if "Error" in it[:40]).split(" ", 2)
+    assert float(noticed) - began < 2 * NOTICED_SECONDS
+    assert (kind, said[:50]) == (
+        "DistNetworkError",
+        "the store where the ranks meet can be reached no more from host beta"[:50],
+    )
+    ranks[0].kill()
+
+
 def test_hosts_between_which_long_packets_are_lost_are_named(hosts, environment) -> None:
     program = REDUCTIONS.replace("allreduce(torch.ones(1000), op=hvd.Sum)", "alltoall(LARGE)")
     program = program.replace("hvd.init()", "hvd.init(); LARGE = torch.ones(4000)")

@@ -65,6 +65,7 @@ from lockstitch.link.pulse import heartbeat_seconds
 from lockstitch.modes import in_plain_modes
 from lockstitch.rendezvous import (
     StaticRoster,
+    another_client,
     join,
     missing_keys,
     open_store,
@@ -369,8 +370,7 @@ class GiveUpNotice:
     it. Only the first such word is kept."""
 
     def __init__(self, store: Store, generation: int) -> None:
-        # Of its own, for a store that waits for one thread answers no other.
-        self._store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        self._store = another_client(store)
         self._key = f"given up/{generation}"
 
     def post(self, rank: int, error: Exception) -> str | None:

@@ -27,6 +27,9 @@ DEFAULT_SECONDS: Final = 10.0
 _PARTS: Final = 5
 _SILENT_PARTS: Final = 4
 
+SILENT_SHARE: Final = _SILENT_PARTS / _PARTS
+"""So much of the bound may one be silent: the rest is for who is told of it."""
+
 
 class SilenceError(ConnectionError):
     """Nothing has come from the other end for as long as it may be silent."""

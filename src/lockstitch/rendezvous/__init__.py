@@ -30,7 +30,7 @@ from lockstitch.rendezvous.joining import check_name, join
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.sealed_store import sealed_by
 from lockstitch.rendezvous.static_group import StaticRoster
-from lockstitch.rendezvous.store import missing_keys, open_store
+from lockstitch.rendezvous.store import another_client, missing_keys, open_store
 
 __all__ = [
     "Member",
@@ -39,6 +39,7 @@ __all__ = [
     "choose_address",
     "host_identity",
     "join",
+    "another_client",
     "missing_keys",
     "open_store",
     "sealed_by",

@@ -26,7 +26,7 @@ from lockstitch.rendezvous.arrivals import ARRIVALS, arrivals_of
 from lockstitch.rendezvous.census import Census
 from lockstitch.rendezvous.reaching import say
 from lockstitch.rendezvous.roster import Member, Table, name_is_taken
-from lockstitch.rendezvous.store import missing_keys, read_all
+from lockstitch.rendezvous.store import another_client, missing_keys, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -192,7 +192,7 @@ class LargeMeeting:
                 say(f"rank {self._rank} waits for {len(missing)} of {len(keys)}: {missing[:8]}")
 
         if self._waiting is None:
-            self._waiting = self._store.clone()  # type: ignore[attr-defined]  # not in the stubs
+            self._waiting = another_client(self._store)
         # To torch's stores no time at all means for ever.
         left = max(_LEAST_SECONDS, deadline - self._clock.now())
         return missing_keys(self._store, keys, left, notice, waiting=self._waiting)

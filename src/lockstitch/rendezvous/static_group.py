@@ -40,7 +40,7 @@ from lockstitch.rendezvous.large_group import (
 )
 from lockstitch.rendezvous.reaching import say
 from lockstitch.rendezvous.roster import Member, Table, check_names_are_unique
-from lockstitch.rendezvous.store import missing_keys, read_all
+from lockstitch.rendezvous.store import another_client, missing_keys, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -238,7 +238,7 @@ def failing_together(store: Store, me: WorkerInfo, world_size: int) -> Iterator[
         keys = [f"meeting/{me.generation}/refused/{rank}" for rank in range(world_size)]
         with contextlib.suppress(RuntimeError):  # it has gone
             # Before the word that lets the others go, for it does not end soon without a store.
-            client = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+            client = another_client(store)
             store.set(keys[me.id], "")
             if (
                 world_size <= MOST_WHO_READ_ALL or me.id == 0

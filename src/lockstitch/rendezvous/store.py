@@ -2,6 +2,9 @@
 
 **Not authenticated**: whoever reaches the store can read and write it. It serves discovery only.
 
+Whoever waits in the store hears nothing where its host is cut off. So our connections to it end when
+that host has been silent for as long as any other may be (`link.pulse`).
+
 A file store is opened without a number of users, for with one it deletes its file when the last of
 them is gone, while a process group or our own next life may be about to use it.
 """
@@ -9,6 +12,7 @@ them is gone, while a process group or our own next life may be about to use it.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -26,6 +30,8 @@ from lockstitch.attach.presence import PRESENCE, meeting_key
 from lockstitch.launcher_link.client import ADDRESS
 from lockstitch.launcher_link.process import JOB
 from lockstitch.link.addresses import LOOPBACK, host_and_port
+from lockstitch.link.pulse import SILENT_SHARE, heartbeat_seconds
+from lockstitch.link.sockets import silence_bounded
 from lockstitch.rendezvous.launcher_store import LauncherStore
 from lockstitch.rendezvous.launchers import meeting_url
 from lockstitch.rendezvous.reaching import NOTICE_SECONDS, Address, say, wait_for_store
@@ -74,7 +80,8 @@ def open_store(
         _check_folder(init_method)
         url = _with_members(init_method, rank, world_size)
         try:
-            store = _open_by_torch(url, rank, timeout_seconds)
+            with silence_bounded(_silence_seconds()):
+                store = _open_by_torch(url, rank, timeout_seconds)
         except (ValueError, RuntimeError) as error:
             advised = _advised(error, init_method, rank)
             if advised is None:
@@ -82,6 +89,18 @@ def open_store(
             raise advised from None
         store.set_timeout(timeout)
     return PrefixStore(_PREFIX, store)
+
+
+def another_client(store: Store) -> Store:
+    """Returns another client of the same store, for what waits there: a store that waits for one
+    thread answers no other."""
+    with silence_bounded(_silence_seconds()):
+        client: Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+    return client
+
+
+def _silence_seconds() -> float:
+    return SILENT_SHARE * heartbeat_seconds(None, os.environ)
 
 
 def _key_of(init_method: str | Store) -> str:
@@ -205,7 +224,8 @@ def missing_keys(
 ) -> list[str]:
     """Waits until all `keys` are set; returns those that are not when the time is over. After
     `notice_seconds`, `notice` is called once, with those that are not set yet. `waiting`: another
-    client of the store that does nothing else, for who waits often; by default a new one."""
+    client of the store that does nothing else, for who waits often; by default a new one. Raises
+    torch's `DistNetworkError` where the store is lost meanwhile."""
 
     def missing() -> list[str]:
         return [key for key in keys if not store.check([key])]
@@ -215,8 +235,17 @@ def missing_keys(
             notice(left)
 
     # A store waits inside C++, lets no Ctrl-C through, and lets nobody else use it meanwhile.
-    client = waiting or store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
-    return [] if _wait(client, keys, timeout_seconds, tell, notice_seconds) else missing()
+    client = waiting or another_client(store)
+    if _wait(client, keys, timeout_seconds, tell, notice_seconds):
+        return []
+    try:
+        return missing()
+    except DistNetworkError as error:
+        raise DistNetworkError(
+            f"the store where the ranks meet can be reached no more from host "
+            f"{socket.gethostname()}: its host, mostly that of rank 0, is cut off, or whoever holds "
+            "it has ended"
+        ) from error
 
 
 def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import socket
 import threading
 
 import pytest
-from torch.distributed import DistNetworkError, FileStore, HashStore, PrefixStore, TCPStore
+from torch.distributed import (
+    DistNetworkError,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
-from lockstitch.rendezvous.store import missing_keys, open_store, read_all
+from lockstitch.link.pulse import VARIABLE
+from lockstitch.link.sockets import _sockets_of_tcp
+from lockstitch.rendezvous.store import another_client, missing_keys, open_store, read_all
 from tests.unit.rendezvous.groups import each_kind_of_store, new_store
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -205,3 +215,44 @@ def test_who_waits_is_told_once_which_keys_are_missing():
 
     assert missing_keys(store, ["a", "b"], 30, notice, notice_seconds=0.01) == []
     assert told == [["b"]]
+
+
+def silence_of(port):
+    """Until when each connection to that port may be silent, in ms."""
+    found = []
+    for sock in _sockets_of_tcp():
+        with contextlib.suppress(OSError):  # it is connected to nobody
+            if sock.getpeername()[1] == port:
+                name = socket.TCP_USER_TIMEOUT
+                found.append(sock.getsockopt(socket.IPPROTO_TCP, name))
+    return found
+
+
+def test_connections_to_the_store_end_when_its_host_falls_silent(environment):
+    environment.setenv(VARIABLE, "2.5")
+    hosted = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ours = open_store(f"tcp://127.0.0.1:{hosted.port}", 1, 2)
+    assert sorted(silence_of(hosted.port)) == [0, 2000]  # one is not ours
+    waits = another_client(ours)
+    assert sorted(silence_of(hosted.port)) == [0, 2000, 2000]
+    environment.setenv(VARIABLE, "0")
+    more = another_client(ours)
+    assert sorted(silence_of(hosted.port)) == [0, 0, 2000, 2000]
+    del waits, more
+
+
+class LostStore(Store):
+    """Its host is cut off."""
+
+    def clone(self):
+        return self
+
+    def wait(self, keys, *_timeout):
+        raise DistNetworkError("recvValueWithTimeout failed")
+
+    check = wait
+
+
+def test_who_waits_in_a_store_that_is_lost_is_told_so():
+    with pytest.raises(DistNetworkError, match="can be reached no more from host"):
+        missing_keys(LostStore(), ["a"], 30)

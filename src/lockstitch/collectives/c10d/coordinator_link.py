@@ -325,13 +325,15 @@ def connect_to_coordinator(
     names = link_options.names
     coordinator_rank = names.one(link_options.coordinator_rank)
     try:
-        connection = transport.connect(address, link_options.greeting_seconds)
+        connection = transport.connect(address, link_options.connect_seconds)
     except (ConnectionError, TimeoutError) as error:
         place = names.place(link_options.coordinator_rank)
         where = f" ({place})" if place else ""
         raise CollectiveError(
             f"{coordinator_rank}{where} cannot be reached at {address}: {error}"
         ) from error
+    if link_options.heartbeat:
+        connection.bound_silence(link_options.silence)
     try:
         return call(
             connection,

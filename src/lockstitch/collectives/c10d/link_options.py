@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from lockstitch.collectives.rank_names import RankNames
+from lockstitch.link.pulse import SILENT_SHARE
 from lockstitch.trust import Secret
 
 _LEAST_GREETING_SECONDS = 10.0
-_SILENT_PART = 0.8
+# A connection that is asked for once more, since the first packet was lost, takes a second.
+_LEAST_CONNECT_SECONDS = 2.0
 _MOST_NEWS_SECONDS = 1.0
 
 
@@ -46,10 +48,17 @@ class LinkOptions:
         return min(self.seconds, patience) if self.heartbeat else self.seconds
 
     @property
+    def connect_seconds(self) -> float:
+        """How long it may take to connect to a rank that listens: the system answers for it,
+        whatever its process does."""
+        patience = max(self.heartbeat, _LEAST_CONNECT_SECONDS)
+        return min(self.seconds, patience) if self.heartbeat else self.seconds
+
+    @property
     def silence(self) -> float:
         """How long another host may acknowledge nothing: the rest of the heartbeat is for the other
         end to find that the connection has been given up, and for telling all. 0: for ever."""
-        return _SILENT_PART * self.heartbeat
+        return SILENT_SHARE * self.heartbeat
 
     @property
     def news_seconds(self) -> float:

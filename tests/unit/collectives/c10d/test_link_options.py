@@ -25,3 +25,14 @@ def test_who_hears_of_a_silent_host_by_others_knows_within_the_heartbeat(heartbe
     options = replace(LinkOptions.of("word", Secret(bytes(32)), 60.0), heartbeat=heartbeat)
     assert options.silence == 0.8 * heartbeat
     assert options.news_seconds == news
+
+
+@pytest.mark.parametrize(
+    ("seconds", "heartbeat", "patience"),
+    [(60.0, 0.0, 60.0), (60.0, 10.0, 10.0), (60.0, 2.5, 2.5), (60.0, 0.5, 2.0), (1.0, 10.0, 1.0)],
+)
+def test_who_connects_waits_no_longer_than_a_host_may_be_silent(
+    seconds, heartbeat, patience
+) -> None:
+    terms = LinkOptions.of("word", Secret(bytes(32)), 60.0)
+    assert replace(terms, seconds=seconds, heartbeat=heartbeat).connect_seconds == patience
