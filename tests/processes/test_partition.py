@@ -134,14 +134,11 @@ def test_who_waits_for_others_to_come_notices_that_the_store_is_cut_off(hosts, e
         first_line(each, "began")
     began = time.monotonic()
     hosts.cut()
-    lines = ranks[1].communicate(timeout=60)[0].splitlines()
-    noticed, kind, said = next(it for it in lines if "Error" in it[:40]).split(" ", 2)
-    assert float(noticed) - began < 2 * NOTICED_SECONDS
-    assert (kind, said[:50]) == (
-        "DistNetworkError",
-        "the store where the ranks meet can be reached no more from host beta"[:50],
-    )
-    ranks[0].kill()
+    said = ranks[1].communicate(timeout=60)[0]  # torch says much, too
+    told = re.search(r"^(\d+\.\d+) DistNetworkError (.*)$", said, re.MULTILINE)
+    assert told is not None, said
+    assert float(told[1]) - began < 2 * NOTICED_SECONDS
+    assert told[2].startswith("the store where the ranks meet can be reached no more from host beta")
 
 
 def test_hosts_between_which_long_packets_are_lost_are_named(hosts, environment) -> None:
