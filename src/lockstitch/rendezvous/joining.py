@@ -7,10 +7,13 @@ other sort; of two that come at the same time with different ideas at least one 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 from typing import TYPE_CHECKING
+
+from torch.distributed import DistNetworkError  # not in its __all__
 
 from lockstitch.ids import WorkerInfo
 from lockstitch.link.machine import host_identity
@@ -18,6 +21,7 @@ from lockstitch.rendezvous.contacts import MIXED, Contacts
 from lockstitch.rendezvous.gateway import HOST_GATEWAY
 from lockstitch.rendezvous.roster import Member
 from lockstitch.rendezvous.static_group import StaticRoster, meet
+from lockstitch.rendezvous.store import losing_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,10 +92,12 @@ def join(  # noqa: PLR0913 - all that a member says of itself
     try:
         if is_shared and Contacts(store).read().members:
             raise RuntimeError(MIXED)
-        met = meet(store, me, rank, world_size, timeout_seconds)
+        with losing_in_words():
+            met = meet(store, me, rank, world_size, timeout_seconds)
         roster = StaticRoster(met.me.info, met.members, withdraw, met.census)
         HOST_GATEWAY.learn(roster, os.environ)
         return roster
     except Exception:
-        withdraw()
+        with contextlib.suppress(DistNetworkError):  # the store may be lost
+            withdraw()
         raise

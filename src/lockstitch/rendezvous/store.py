@@ -2,8 +2,8 @@
 
 **Not authenticated**: whoever reaches the store can read and write it. It serves discovery only.
 
-Whoever waits in the store hears nothing where its host is cut off. So our connections to it end when
-that host has been silent for as long as any other may be (`link.pulse`).
+Whoever waits in the store hears nothing where its host is cut off. So our connections to it end
+when that host has been silent for as long as any other may be (`link.pulse`).
 
 A file store is opened without a number of users, for with one it deletes its file when the last of
 them is gone, while a process group or our own next life may be about to use it.
@@ -11,6 +11,7 @@ them is gone, while a process group or our own next life may be about to use it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -37,7 +38,7 @@ from lockstitch.rendezvous.launchers import meeting_url
 from lockstitch.rendezvous.reaching import NOTICE_SECONDS, Address, say, wait_for_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from lockstitch.launcher_link import LauncherClient
 
@@ -238,13 +239,23 @@ def missing_keys(
     client = waiting or another_client(store)
     if _wait(client, keys, timeout_seconds, tell, notice_seconds):
         return []
-    try:
+    with losing_in_words():
         return missing()
+
+
+@contextlib.contextmanager
+def losing_in_words() -> Iterator[None]:
+    """A context manager within which torch's error for a store that can be reached no more says so
+    in words of ours."""
+    try:
+        yield
     except DistNetworkError as error:
+        if isinstance(error.__cause__, DistNetworkError):  # it does already
+            raise
         raise DistNetworkError(
-            f"the store where the ranks meet can be reached no more from host "
-            f"{socket.gethostname()}: its host, mostly that of rank 0, is cut off, or whoever holds "
-            "it has ended"
+            "the store where the ranks meet can be reached no more from host "
+            f"{socket.gethostname()}: its host, mostly that of rank 0, is cut off, or whoever "
+            f"holds it has ended ({str(error).partition(chr(10))[0]})"
         ) from error
 
 

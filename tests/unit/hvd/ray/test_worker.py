@@ -15,7 +15,8 @@ def cluster(monkeypatch):
 
 @pytest.mark.parametrize("name", ["", ".worker", ".runner"])
 def test_the_worker_is_found_where_programs_look_for_it(name):
-    assert importlib.import_module(f"lockstitch.hvd.ray{name}").BaseHorovodWorker is BaseHorovodWorker
+    found = importlib.import_module(f"lockstitch.hvd.ray{name}")
+    assert found.BaseHorovodWorker is BaseHorovodWorker
 
 
 @pytest.mark.parametrize("name", ["runner.Coordinator", "elastic.TestDiscovery"])
