@@ -13,12 +13,15 @@ before the code knows of it, and the lock is never given back. The law of this l
 4. Whoever is woken to do what others wait for, and is struck, wakes the next before it goes.
 5. What was done halfway is done again from the start by the next: deliveries, wake-ups, `close` and
    `fail_all` are harmless when repeated.
+6. A second interrupt may strike what takes back what the first has left. So where that takes more
+   than one step it is done `elsewhere`.
 
 Other threads are never interrupted; they keep to the same law since any thread may be the main one.
 """
 
 from __future__ import annotations
 
+import _thread
 import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
     Ts = TypeVarTuple("Ts")
 else:
     Ts = TypeVar("Ts")
+
+elsewhere: Final = _thread.start_new_thread
+"""`elsewhere(task, args)` runs `task(*args)` in a thread of its own, which no interrupt strikes. It
+is one call from C, and stands first in an `except BaseException`, before anything else is called.
+The task must be short, and raises nothing."""
 
 _NOT_BLOCKING: Final = (False,)
 _BLOCKING: Final = (True,)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from lockstitch.errors import LockstitchError, RRefError
+from lockstitch.interrupts import elsewhere
 from lockstitch.rref.events import (
     Arrived,
     Asked,
@@ -73,7 +74,9 @@ class Actions:
 
     sends: list[Send] = field(default_factory=list)
     confirmed: list[UserFork] = field(default_factory=list)
+    """Forks for whose confirmation nobody waits."""
     calls: list[Callable[[], None]] = field(default_factory=list)
+    """To be made once, and so by no thread that may be interrupted."""
     freed: list[OwnedValue | None] = field(default_factory=list)
     """Values to be let go with this object: their destructors are the user's."""
     may_begin: bool = False
@@ -100,6 +103,8 @@ class Ledger:
         # A function that waits for a fork's confirmation hangs on that fork alone.
         self._awaited: dict[GlobalId, UserFork] = {}
         self._creating: set[GlobalId] = set()
+        self._struck: tuple[Callable[[Any], Actions | None], object] | None = None
+        """The event whose telling an interrupt has ended: it is told again before any other."""
         self._ticks = False
         self._closed = False
 
@@ -107,20 +112,41 @@ class Ledger:
 
     def tell_owner(self, event: OwnerEvent) -> None:
         """Something happened to a value of this worker."""
-        self._act(self._decide_owner(event))
+        self._act(self._decide(self._follows_for_owner, event))
 
     def tell_user(self, event: UserEvent) -> None:
         """Something happened to a reference to another worker's value."""
-        self._act(self._decide_user(event))
+        try:
+            actions = self._decide(self._follows_for_user, event)
+            if actions is not None and actions.calls:
+                self._act_soon(actions)
+            else:
+                self._act(actions)
+        except BaseException:  # an interrupt
+            elsewhere(self._make_up, ())
+            raise
 
     def tell_user_soon(self, event: UserEvent) -> None:
         """`tell_user` for threads that must not block: the thread pool does what is to be done."""
-        self._act_soon(self._decide_user(event))
+        try:
+            self._act_soon(self._decide(self._follows_for_user, event))
+        except BaseException:  # an interrupt
+            elsewhere(self._make_up, ())
+            raise
+
+    def _make_up(self) -> None:
+        """An interrupt has struck. What was to be sent, and is answered, is sent again by itself;
+        this sees to the rest."""
+        with self._lock:
+            self._tell_struck()
+            awaited = list(self._awaited.values())
+            confirmed = [each for each in awaited if self._user.state(each.fork) is State.CONFIRMED]
+        self._act_soon(Actions(calls=[partial(self._confirm, each) for each in confirmed]))
 
     def claim(self, event: Called | Asked) -> OwnedValue | None:
         """The value that a request names; None if the request comes too late, or a second time."""
         with self._lock:
-            actions = self._decide_owner(event)
+            actions = self._decide(self._follows_for_owner, event)
             if isinstance(event, Called):
                 is_heard = actions is not None and actions.may_begin
             else:
@@ -129,18 +155,27 @@ class Ledger:
         self._act(actions)
         return value
 
-    def _decide_owner(self, event: OwnerEvent) -> Actions | None:
-        """Returns what follows from `event` for the owner's table; None where nothing does."""
+    def _decide(self, follows: Callable[[E], Actions | None], event: E) -> Actions | None:
+        """Returns what `follows` from `event`; None where nothing does."""
         with self._lock:
-            return self._to_the_end(self._follows_for_owner, event)
+            self._tell_struck()
+            try:
+                return follows(event)
+            except Exception:
+                raise
+            except BaseException:  # an interrupt
+                self._struck = (follows, event)
+                elsewhere(self._make_up, ())
+                raise
 
-    def _to_the_end(self, decide: Callable[[E], Actions | None], event: E) -> Actions | None:
-        try:
-            return decide(event)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # an interrupt: before anything else is told
-                self._act_soon(decide(event))
-            raise
+    def _tell_struck(self) -> None:
+        if self._struck is not None:
+            follows, event = self._struck
+            try:
+                self._act_soon(follows(event))
+            except Exception as error:  # noqa: BLE001 - reported; it must not be told for ever
+                self._agent.report(error)
+            self._struck = None
 
     def _follows_for_owner(self, event: OwnerEvent) -> Actions | None:
         todo = self._owner.handle(event)
@@ -168,17 +203,14 @@ class Ledger:
                     actions.calls.append(partial(self._shared[reference].fail, why))
         return actions
 
-    def _decide_user(self, event: UserEvent) -> Actions | None:
-        """Returns what follows from `event` for the user's table; None where nothing does."""
-        with self._lock:
-            return self._to_the_end(self._follows_for_user, event)
-
     def _follows_for_user(self, event: UserEvent) -> Actions | None:
         todo = self._user.handle(event)
         self._after_change(self._user)
         actions = self._actions_of_user(todo) if todo else None
         if isinstance(event, Received) and self._user.state(event.fork) is State.PENDING:
-            self._awaited[event.fork] = self._forks[event.fork]
+            fork = self._forks.get(event.fork)
+            if fork is not None:  # as after an interrupt, which has ended the making of its object
+                self._awaited[event.fork] = fork
         return actions
 
     def _actions_of_user(self, todo: list[UserInstruction]) -> Actions:
@@ -191,7 +223,10 @@ class Ledger:
             if fork is None:
                 continue
             if isinstance(each, Confirm):
-                actions.confirmed.append(fork)
+                if each.fork in self._awaited:
+                    actions.calls.append(partial(self._confirm, fork))
+                else:
+                    actions.confirmed.append(fork)
             else:
                 actions.calls.append(fork.orphan)
                 self._awaited.pop(each.fork, None)
@@ -210,7 +245,7 @@ class Ledger:
         if actions is None:
             return
         for fork in actions.confirmed:
-            self._confirm(fork)
+            fork.confirm()
         for call in actions.calls:
             call()
         for send in actions.sends:
@@ -219,14 +254,14 @@ class Ledger:
     def _act_soon(self, actions: Actions | None) -> None:
         if actions is None:
             return
-        while actions.confirmed:  # whoever waits for it is only put in line
-            self._confirm(actions.confirmed.pop())
+        while actions.confirmed:
+            actions.confirmed.pop().confirm()
         if actions.sends or actions.calls or actions.freed:
             self._agent.spawn(lambda: self._act(actions))
 
     def _confirm(self, fork: UserFork) -> None:
         fork.confirm()
-        self._awaited.pop(fork.fork, None)  # not before: after an interrupt it is confirmed again
+        self._awaited.pop(fork.fork, None)
 
     def _send(self, to: WorkerId, message: Message) -> None:
         try:
@@ -239,11 +274,11 @@ class Ledger:
 
     def arrived_at_owner(self, sender: WorkerId, message: Message) -> None:
         """A control message for the owner came; on the reading thread."""
-        self._act_soon(self._decide_owner(Arrived(sender, message)))
+        self._act_soon(self._decide(self._follows_for_owner, Arrived(sender, message)))
 
     def arrived_at_user(self, sender: WorkerId, message: Message) -> None:
         """A control message for a user came; on the reading thread."""
-        self._act_soon(self._decide_user(Arrived(sender, message)))
+        self._act_soon(self._decide(self._follows_for_user, Arrived(sender, message)))
 
     def worker_lost(self, worker: WorkerId) -> None:
         """Takes in that a worker is gone."""
@@ -252,8 +287,8 @@ class Ledger:
 
     def tick(self, now: float) -> None:
         """Sends again what is still unanswered, and gives up what the dead held."""
-        self._act_soon(self._decide_owner(Tick(now)))
-        self._act_soon(self._decide_user(Tick(now)))
+        self._act_soon(self._decide(self._follows_for_owner, Tick(now)))
+        self._act_soon(self._decide(self._follows_for_user, Tick(now)))
 
     def _tick(self) -> None:
         with self._lock:
@@ -299,7 +334,8 @@ class Ledger:
         """Claims a fork of a value that its owner is about to be asked to make; returns the number
         of the claim."""
         with self._lock:
-            actions = self._decide_user(Created(fork.reference, fork.fork, fork.owner.worker))
+            created = Created(fork.reference, fork.fork, fork.owner.worker)
+            actions = self._decide(self._follows_for_user, created)
             serial = self._user.serial(fork.fork)
         self._act(actions)
         return serial

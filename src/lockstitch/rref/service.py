@@ -14,6 +14,7 @@ from lockstitch.attach.values import Counter
 from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import PeerDiedError, RpcTimeoutError, RRefError
 from lockstitch.ids import GlobalId, IdSource, WorkerId
+from lockstitch.interrupts import elsewhere
 from lockstitch.rref.creation import Creation
 from lockstitch.rref.events import (
     DIRECT,
@@ -133,7 +134,11 @@ class ReferenceService(Home[RRef[Any]]):
                 make = to_several(copies, make)
             self._agent.outgoing.call_into(creation, to, (function, args, kwargs), timeout, make)
         except BaseException:
-            creation.complete(None, RRefError("rpc.remote raised, so its call has never left"))
+            try:
+                _end_unsent(creation)
+            except BaseException:  # an interrupt
+                elsewhere(_end_unsent, (creation,))
+                raise
             raise
         return rref
 
@@ -283,7 +288,6 @@ class ReferenceService(Home[RRef[Any]]):
         `timeout`: seconds, 0 for none. Returns False if it was over first.
         """
         deadline = self.worker.clock.now() + timeout if timeout else None
-        self.drain()
         settled = self._ledger.wait_until_settled(deadline)
         forks, held = self._ledger.held()
         for fork in forks:
@@ -334,6 +338,10 @@ class ReferenceService(Home[RRef[Any]]):
             "num_pending_futures": str(now.creating),
             "num_forks": str(now.forks),
         }
+
+
+def _end_unsent(creation: Creation) -> None:
+    creation.complete(None, RRefError("rpc.remote raised, so its call has never left"))
 
 
 def _remote_call(reference: GlobalId, fork: GlobalId, serial: int) -> MakeCall:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from lockstitch.errors import LockstitchError, RpcTimeoutError, copy_of
-from lockstitch.interrupts import if_free
+from lockstitch.interrupts import elsewhere, if_free
 from lockstitch.runtime.flow_control import FlowControl
 from lockstitch.runtime.functions import BY_VALUE, OutgoingFunctions
 from lockstitch.runtime.inherited import INHERITED
@@ -157,7 +157,7 @@ class Channel:
                 pending.take_back(error)
             raise
         except BaseException:
-            self._leave_unwanted(pending, build)
+            elsewhere(self._leave_unwanted, (pending, pending.kept, build))
             raise
         if deadline is not None and deadline < deadlines.next:
             deadlines.announce(deadline)
@@ -274,9 +274,13 @@ class Channel:
         return None
 
     def abandon(self, number: int) -> None:
-        """Nobody wants this answer any more; should it come, what it carries is given back."""
-        if self._take_out(number) is not None:
+        """Nobody wants this answer any more; should it come, what it carries is given back.
+        Harmless when repeated."""
+        if number in self._pending:
             self._given_up.add(number)
+            if self._take_out(number) is None:  # it has just been answered
+                self._given_up.discard(number)
+        if number in self._given_up:
             self.expect_answers()
 
     def deliver(self, message: Message, reader: Pending | None = None) -> None:
@@ -361,14 +365,17 @@ class Channel:
                 self.core.spawn(self._cancel)
 
     def _leave_unwanted(
-        self, pending: Pending, build: Callable[[int, float | None], Message]
+        self,
+        pending: Pending,
+        kept: list[object] | None,
+        build: Callable[[int, float | None], Message],
     ) -> None:
         """An interrupt has struck while a request was sent, and nobody can tell whether it has
         left. So it leaves once more, after the word that nobody wants its answer: if it was there
         already it is not served again, else not at all. Either way what it brings is received, and
         it is answered."""
         number = pending.number
-        request = build(number, pending.travels) if pending.kept else Call(number, *_EMPTY_CALL)
+        request = build(number, pending.travels) if kept else Call(number, *_EMPTY_CALL)
         if isinstance(request, (Call, RemoteCall)) and request.definition is not None:
             # By now the number that it gave its function may be another one's.
             request = dataclasses.replace(request, function=-1)
@@ -384,11 +391,17 @@ class Channel:
         while self._unwanted and self._cancelling.acquire(blocking=False):
             try:
                 while self._unwanted:
-                    self.post(self._unwanted.popleft())
-            except LockstitchError:  # it is gone
-                self._unwanted.clear()
+                    self._tell_unwanted(self._unwanted.popleft())
             finally:
                 self._cancelling.release()
+
+    def _tell_unwanted(self, message: Message) -> None:
+        try:
+            self.post(message)
+        except LockstitchError as error:
+            self.core.note("request.untold", f"{self!r}: {error}")
+            if self.error is not None:
+                self._unwanted.clear()
 
     def fail_all(self, error: RpcError) -> None:
         """Nothing will be answered here any more. Many threads may find out at once: one does the
@@ -396,9 +409,10 @@ class Channel:
         self.error = error
         try:
             if_free(self._failing, self._fail_pending, error)
-        except BaseException:
-            if self._pending:  # an interrupt: nobody shall wait on for ever
-                self.core.spawn(partial(self.fail_all, error))
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: nobody shall wait on for ever
+            elsewhere(self.fail_all, (error,))
             raise
 
     def _fail_pending(self, error: RpcError) -> None:

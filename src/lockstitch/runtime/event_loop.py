@@ -63,7 +63,10 @@ class Stepped(Coroutine[Any, Any, Any]):
         tb: TracebackType | None = None,
     ) -> Any:
         error = typ if val is None and tb is None else val or typ()
-        return self._step(self._coroutine.throw, error)
+        try:
+            return self._step(self._coroutine.throw, error)
+        finally:
+            del typ, val, error  # whose frames, of which this is one, would keep it in a circle
 
     def close(self) -> None:
         self._step(self._coroutine.close)
@@ -85,6 +88,7 @@ class Stepped(Coroutine[Any, Any, Any]):
         finally:
             self._modes.suspend()
             INHERITED.deadline = before
+            del values  # see `throw`
 
 
 class Running(Outcome):
@@ -110,11 +114,15 @@ class Running(Outcome):
 
     def _finish(self, task: asyncio.Task[Any]) -> None:
         self._task = None
-        if task.cancelled():
-            self.end(None, asyncio.CancelledError())
-        else:
-            error = task.exception()
-            self.end(task.result() if error is None else None, error)
+        try:
+            if task.cancelled():
+                self.end(None, asyncio.CancelledError())
+            elif task.exception() is None:
+                self.end(task.result(), None)
+            else:
+                self.end(None, task.exception())
+        finally:
+            del task  # the frames of its error, of which this is one, would keep it in a circle
 
     def frames(self) -> list[FrameType]:
         """Returns the frames of the coroutine and of what it awaits, the outermost first; from any

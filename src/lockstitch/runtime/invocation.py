@@ -12,6 +12,7 @@ import pickle
 import sys
 import threading
 from asyncio import CancelledError
+from functools import partial
 from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from lockstitch.attach.recorder import Noted
+    from lockstitch.devices.streams import Event
     from lockstitch.ids import WorkerId, WorkerInfo
     from lockstitch.runtime.duplicate_filter import DuplicateFilter
     from lockstitch.runtime.event_loop import Running
@@ -332,15 +334,22 @@ class Invocation:
         if isinstance(value, BaseException):
             value, error = None, value
         begun = side_streams()
-
-        def conclude() -> None:
-            wait_for(begun)
-            self.conclude(then, value, error)
-
         if answers_here:
-            conclude()
+            self._conclude_after(begun, then, value, error)
         else:
-            self._core.thread_pool.spawn(conclude)
+            conclude = self._conclude_after
+            self._core.thread_pool.spawn(partial(conclude, begun, then, value, error))
+        del value, error  # whose frames, of which this is one, would keep it in a circle
+
+    def _conclude_after(
+        self,
+        begun: list[Event],
+        then: Callable[[Any, BaseException | None], None],
+        value: Any,
+        error: BaseException | None,
+    ) -> None:
+        wait_for(begun)
+        self.conclude(then, value, error)
 
     def conclude(
         self,

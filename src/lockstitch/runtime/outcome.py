@@ -29,6 +29,7 @@ class Outcome:
                 return
             self._value, self._error, self.is_done = value, error, True
             callbacks, self._callbacks = self._callbacks, []
+        del value, error  # frames that the error gets further on would keep it in a circle
         for callback in callbacks:
             callback(self)
 
@@ -44,6 +45,9 @@ class Outcome:
         """Returns the value, or raises the error, and keeps neither."""
         value, error = self._value, self._error
         self._value = self._error = None
-        if error is not None:
-            raise error
-        return value
+        try:
+            if error is not None:
+                raise error
+            return value
+        finally:
+            del error  # its frames, of which this is one, would keep it in a circle

@@ -17,7 +17,7 @@ import torch
 from lockstitch.attach.recorder import RECORDER
 from lockstitch.clock import UNSET_TIMEOUT
 from lockstitch.errors import RpcTimeoutError
-from lockstitch.interrupts import if_free
+from lockstitch.interrupts import elsewhere, if_free
 from lockstitch.modes import are_plain, in_plain_modes, plain_modes
 from lockstitch.runtime.answers import bytes_of
 from lockstitch.runtime.functions import BY_VALUE, TO_HERE, CallEstimate, name_of
@@ -112,7 +112,11 @@ class Outgoing:
             self._send_call(channel, pending, function, args, kwargs)
             value: T = self._await(channel, pending)
         except BaseException as error:
-            self._give_up(channel, pending, error)
+            try:
+                self._give_up(channel, pending, error)
+            except BaseException:  # an interrupt
+                elsewhere(self._give_up, (channel, pending, error))
+                raise
             raise
         return value
 
@@ -166,14 +170,18 @@ class Outgoing:
             channel.request(pending, build)
             return self._await(channel, pending)
         except BaseException as error:
-            self._give_up(channel, pending, error)
+            try:
+                self._give_up(channel, pending, error)
+            except BaseException:  # an interrupt
+                elsewhere(self._give_up, (channel, pending, error))
+                raise
             raise
 
     def _give_up(self, channel: Channel, pending: Pending, error: BaseException) -> None:
         """A call has ended in `error`, perhaps at an interrupt. What its making has begun is taken
         back where it cannot have left (else `request` has seen to it), and what its answer carries
         is given back, be it there or still to come. A future that nobody has got may keep `pending`
-        until the collector comes; what was lent is not kept so long."""
+        until the collector comes; what was lent is not kept so long. Harmless when repeated."""
         if not pending.number:
             pending.take_back(error)
         else:
@@ -255,7 +263,11 @@ class Outgoing:
                 self._fail_pending(pending, error)
         except BaseException as error:
             if channel is not None:
-                self._give_up(channel, pending, error)
+                try:
+                    self._give_up(channel, pending, error)
+                except BaseException:  # an interrupt
+                    elsewhere(self._give_up, (channel, pending, error))
+                    raise
             raise
 
     def _pending(self, timeout: float, future: Completion | None) -> Pending:

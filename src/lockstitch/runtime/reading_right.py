@@ -8,12 +8,11 @@ the pool's reader, when it was told, first strikes out the note.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from lockstitch.interrupts import if_free
+from lockstitch.interrupts import elsewhere, if_free
 from lockstitch.runtime.next_reader import ACTIONS, Action, Event, Successor, Watch, due, successor
 from lockstitch.runtime.source import Source
 
@@ -100,19 +99,21 @@ class ReadingRight:
                 if (self.lock.locked() or pending.delivered) and not pending.done:
                     lock.acquire()
             finally:
-                with contextlib.suppress(ValueError):
+                try:  # noqa: SIM105 - what calls anything may be interrupted itself
                     followers.remove(pending)
+                except ValueError:  # an interrupt came before
+                    pass
 
     def read_if_free(self, read: Callable[[Unpack[Ts]], object], *args: Unpack[Ts]) -> bool:
         """Runs `read(*args)` with the right if nobody has it now, and passes it on; whether that
         was so."""
         try:
             has_read = if_free(self.lock, read, *args)
+            if has_read:
+                self.pass_on()
         except BaseException:  # an interrupt, or an error of a source
-            self.pass_on()
+            elsewhere(self.pass_on, ())
             raise
-        if has_read:
-            self.pass_on()
         return has_read
 
     def pass_on(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from lockstitch.errors import copy_of
 from lockstitch.imports import IMPORTS
-from lockstitch.interrupts import if_free
+from lockstitch.interrupts import elsewhere, if_free
 from lockstitch.memory.waiting import DurationEstimate
 from lockstitch.runtime.channel import Channel
 from lockstitch.runtime.pending import Pending
@@ -152,12 +152,12 @@ class StreamChannel(Channel):
                 elif (pending.delivered or not has_read) and not pending.done:
                     right.follow(pending)
         finally:
-            if followers or self.is_expecting():
-                try:
+            try:
+                if followers or self.is_expecting():
                     right.pass_on()
-                except BaseException:  # an interrupt: others must not sleep on for ever
-                    right.pass_on()
-                    raise
+            except BaseException:  # an interrupt: others must not sleep on for ever
+                elsewhere(right.pass_on, ())
+                raise
 
     def listen_for_pushes(self) -> PushListener:
         self.listeners += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,6 +64,20 @@ async def wait_at(name: str) -> None:
 
 async def fail() -> None:
     await asyncio.sleep(0)
+    raise KeyError("mine")
+
+
+async def wait_with_something() -> None:
+    held = Counter()
+    weakref.finalize(held, ENDED.set)
+    BEGUN.set()
+    await asyncio.Event().wait()
+
+
+async def fail_with_something() -> None:
+    held = Counter()
+    weakref.finalize(held, ENDED.set)
+    BEGUN.set()
     raise KeyError("mine")
 
 
@@ -165,6 +181,20 @@ def test_cancel_ends_the_coroutine_and_what_it_awaits(cluster) -> None:
         future.wait()
     assert ENDED.wait(30)
     assert not future.cancel()  # it is over
+
+
+@pytest.mark.parametrize("function", [wait_with_something, fail_with_something])
+def test_what_a_coroutine_held_goes_without_the_collector(cluster, function) -> None:
+    gc.disable()
+    try:
+        future = rpc.rpc_async("worker1", function)
+        assert BEGUN.wait(30)
+        future.cancel()
+        with pytest.raises((CallCancelledError, KeyError)):
+            future.wait()
+        assert ENDED.wait(30)
+    finally:
+        gc.enable()
 
 
 def test_cancelling_what_awaits_a_call_cancels_it(cluster) -> None:

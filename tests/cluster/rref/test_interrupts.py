@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from tests.cluster.rref.programs import (
     nothing_is_held,
     references,
 )
-from tests.unit.wire.interrupts import interrupted
+from tests.unit.wire.interrupts import interrupted, interrupted_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ MODULES = tuple(
     f"lockstitch.{name}"
     for name in (
         "rref.service rref.rref rref.ledger rref.lifetime.owner_side rref.lifetime.user_side "
-        "rref.outbox wire.encodings wire.pickling wire.unpickling runtime.packing "
+        "rref.outbox rref.creation wire.encodings wire.pickling wire.unpickling runtime.packing "
         "runtime.outgoing runtime.channel runtime.stream_channel runtime.answers runtime.agent"
     ).split()
 )
@@ -87,6 +88,30 @@ def test_nothing_stays_held(program: Callable[[], None]) -> None:
                 what_is_held(cluster),
             )
         assert number > 50
+        program()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [an_own_one, an_own_one_to_oneself, one_that_is_made_there, without_waiting],
+)
+def test_nothing_stays_held_where_a_second_interrupt_strikes_what_handles_the_first(
+    program: Callable[[], None],
+) -> None:
+    drawn = random.Random(7)
+    with LocalCluster(3) as cluster, cluster[0].active():
+        program()
+        with interrupted_again((), *MODULES) as unstruck:
+            program()
+        for _ in range(60):
+            numbers = drawn.randrange(1, unstruck.seen), drawn.randrange(1, 16)
+            gc.collect(0)  # see above
+            with interrupted_again(numbers, *MODULES) as interrupter:
+                program()
+            assert eventually(lambda: nothing_is_held(cluster)), (
+                interrupter.where,
+                what_is_held(cluster),
+            )
         program()
 
 

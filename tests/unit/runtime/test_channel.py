@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from lockstitch.errors import PeerDiedError, RpcTimeoutError
+from lockstitch.errors import LocalProtocolError, PeerDiedError, RpcTimeoutError
 from lockstitch.testing.clock import ManualClock
+from lockstitch.wire.messages import Cancel
 from tests.unit.runtime.stage import Background, Stage, wait_until
 
 if TYPE_CHECKING:
@@ -49,6 +50,29 @@ def test_late_reply_is_ignored() -> None:
         following = Background(stage.call)
         stage.peer.reply(stage.peer.receive_call(), "in time")
         assert following.result() == "in time"
+
+
+def test_one_message_that_cannot_be_sent_keeps_the_callee_from_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Stage() as stage:
+        futures = [stage.call_async(number) for number in range(3)]
+        calls = [stage.peer.receive_call() for _ in futures]
+        channel = stage.agent.peers.channels()[-1]
+        post = channel.post
+
+        def refuse_first(message: Message, *rest: Any) -> None:
+            if message.request == calls[0].request:  # type: ignore[attr-defined]
+                raise LocalProtocolError("it is too long")
+            post(message, *rest)
+
+        monkeypatch.setattr(channel, "post", refuse_first)
+        with channel._cancelling:  # all of them are told by one thread, later
+            for future in futures:
+                future.cancel()
+        channel._cancel()
+        told = [stage.peer.receive() for _ in futures[1:]]
+        assert told == [Cancel(call.request) for call in calls[1:]]
 
 
 def test_an_answer_that_another_thread_reads_while_it_is_given_up_is_given_back(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
+
 import pytest
 
 from lockstitch.runtime.next_reader import Watch
 from lockstitch.runtime.pending import Pending
 from lockstitch.runtime.reading_right import ReadingRight
 from tests.unit.runtime.stage import Background, wait_until
+from tests.unit.wire.interrupts import Interrupter, Strike, strike_everywhere
 
 
 class Pool:
@@ -170,12 +174,30 @@ def test_the_first_follower_without_an_answer_is_woken(right, pool) -> None:
     assert repr(right) == "<ReadingRight free · 0 follow · idle>"
 
 
+def test_no_interrupt_leaves_a_follower_that_would_be_woken_in_the_place_of_others(pool) -> None:
+    def attempt(number: int) -> Interrupter:
+        right = ReadingRight(pool, None, Answers())  # type: ignore[arg-type]
+        strike = Interrupter(number, ("lockstitch.runtime.reading_right", "contextlib"))
+        with suppress(Strike):
+            try:
+                sys.setprofile(strike)
+                right.follow(Pending(None, None, None))
+            finally:
+                sys.setprofile(None)
+        assert not right.followers, strike.where
+        return strike
+
+    assert strike_everywhere(attempt) > 3
+
+
 def test_whoever_reads_passes_the_right_on_also_after_an_error(right, pool) -> None:
     assert right.read_if_free(lambda: None)
+    right._is_scheduled = False
     with pytest.raises(KeyError):
         right.read_if_free({}.__getitem__, "missing")
     assert not right.lock.locked()
-    assert pool.done == ["look after"]  # it was scheduled once
+    wait_until(lambda: len(pool.done) == 2, "by another thread, which no interrupt strikes")
+    assert pool.done == 2 * ["look after"]
     with right.lock:
         assert not right.read_if_free(lambda: pytest.fail("somebody else reads"))
 

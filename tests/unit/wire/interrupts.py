@@ -11,12 +11,15 @@ the two, and the lock stays locked; 3.15 has that mended. Nothing written in Pyt
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import itertools
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
 
@@ -57,6 +60,49 @@ def interrupted(number: int, *modules: str) -> Iterator[Interrupter]:
         pass
     finally:
         sys.setprofile(None)
+
+
+class _Trip:
+    __neg__ = _thread.interrupt_main
+
+
+class RepeatedInterrupter:
+    """Sends this process SIGINT at each of `numbers`: the first counts points from the beginning,
+    each further one those after the one before. So it may strike what handles a strike, which an
+    exception raised by a profile function, after which there is none any more, cannot."""
+
+    def __init__(self, numbers: Sequence[int], modules: tuple[str, ...]) -> None:
+        self.where: list[str] = []
+        self.seen = 0
+        self._numbers = deque(itertools.accumulate(numbers))
+        self._modules = modules
+        self._trip = _Trip()
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event not in ("call", "c_return"):
+            return
+        if event == "c_return" and argument.__name__ == "__enter__":
+            return
+        if frame.f_globals.get("__name__") not in self._modules:
+            return
+        self.seen += 1
+        if self._numbers and self._numbers[0] == self.seen:
+            self._numbers.popleft()
+            self.where.append(f"{event} at {frame.f_code.co_name}:{frame.f_lineno} {argument}")
+            # No call of Python's, after which the signal would be seen here already.
+            _ = -self._trip  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def interrupted_again(numbers: Sequence[int], *modules: str) -> Iterator[RepeatedInterrupter]:
+    """Within, SIGINT comes at those points; the last one ends the block. For the main thread."""
+    interrupter = RepeatedInterrupter(numbers, modules)
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            sys.setprofile(interrupter)
+            yield interrupter
+        finally:
+            sys.setprofile(None)
 
 
 def strike_everywhere(attempt: Callable[[int], Interrupter]) -> int:
