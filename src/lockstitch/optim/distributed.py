@@ -13,9 +13,12 @@ a backward pass leaves them there (`autograd.get_gradients`).
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import torch
 from torch.optim import Optimizer
 
 from lockstitch.optim import owners
@@ -34,9 +37,7 @@ from lockstitch.rpc import RRef
 from lockstitch.torch_internals.optimizers import state_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import torch
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lockstitch.ids import WorkerInfo
     from lockstitch.optim.gradients import ContextIds
@@ -201,6 +202,8 @@ class DistributedOptimizer(Optimizer):
         for number, group in enumerate(given, len(self.param_groups)):
             options_of_none = {**self.defaults, **group.options}
             self._show_group(group.references, group.names, told.get(number, options_of_none))
+        views = self.param_groups[-len(given) :] if given else []
+        _share(views, [{**self.defaults, **group.options} for group in given], self.defaults)
 
     def _ask_to_add(self, parts: dict[WorkerInfo, list[Part]]) -> list[owners.Made]:
         """Has the owners add their parts, or make their optimizers; all or none."""
@@ -315,8 +318,14 @@ class DistributedOptimizer(Optimizer):
                 )
             )
         numbers = iter(range(sum(self._sizes)))
+        copies: dict[int, Any] = {}  # of a tensor that groups share they share the copy
         groups = [
-            {**group, PARAMS: [next(numbers) for _ in group[PARAMS]]} for group in self.param_groups
+            {
+                **group,
+                **copy.deepcopy(group.options, copies),
+                PARAMS: [next(numbers) for _ in group[PARAMS]],
+            }
+            for group in self.param_groups
         ]
         return join_states(states, self._shares, groups)
 
@@ -352,6 +361,22 @@ class DistributedOptimizer(Optimizer):
             for share, options in zip(self._shares, told, strict=True):
                 for number, its_options in enumerate(options):
                     self._show_options(share, number, its_options)
+            _share(self.param_groups, state["param_groups"])
+
+
+def _share(
+    views: Sequence[ParameterGroup],
+    groups: Sequence[dict[str, Any]],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Has views share the tensors that these groups share, with each other and with the defaults,
+    as groups of torch do: by default all have the same, and who writes into it writes into that of
+    each."""
+    shared = {id(value): value for value in defaults.values()}
+    for view, group in zip(views, groups, strict=True):
+        for key, value in group.items():
+            if isinstance(value, torch.Tensor) and key in view:
+                view.share(key, shared.setdefault(id(value), view[key]))
 
 
 def _check_names(have_names: list[bool], given: list[GivenGroup]) -> None:

@@ -272,6 +272,14 @@ class ParameterGroup(dict[str, Any]):
                 self._note(key)
                 self._changed.discard(key)
 
+    def share(self, key: str, tensor: torch.Tensor) -> None:
+        """From now on that tensor, which other views may have, too, is the value of an option."""
+        is_same = torch.equal(super().__getitem__(key), tensor)
+        super().__setitem__(key, tensor)
+        self._note(key)
+        if is_same:
+            self._changed.discard(key)
+
     @property
     def options(self) -> dict[str, Any]:
         """All but the references and their names."""

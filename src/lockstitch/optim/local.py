@@ -65,6 +65,7 @@ class LocalOptimizer:
         aliases = [self._aliased(each) for each in parameters]
         self.optim = eager.make(optimizer_class, aliases, *args, **kwargs)
         _check_step(self.optim)
+        _part_options(self.optim)
         self._parameter_of = {id(alias): each for each, alias in self._pairs.values()}
 
     def _aliased(self, given: Any) -> Any:
@@ -89,6 +90,7 @@ class LocalOptimizer:
             before = dict(self._pairs)
             try:
                 eager.method(self.optim, "add_param_group")(self._aliased(group))
+                _part_options(self.optim)
             except BaseException:
                 self._pairs = before
                 raise
@@ -157,6 +159,19 @@ class LocalOptimizer:
         """Goes on from that state. Raises `ValueError` where it does not fit."""
         with self._lock:
             eager.method(self.optim, "load_state_dict")(state)
+            _part_options(self.optim)
+
+
+def _part_options(optimizer: Optimizer) -> None:
+    """Gives each group a tensor of its own where torch has one for all, that of the defaults: which
+    groups share it, some of them on other workers, is known where the options are assigned."""
+    known = {id(value) for value in optimizer.defaults.values()}
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if isinstance(value, torch.Tensor):
+                if id(value) in known:
+                    group[key] = value.clone()
+                known.add(id(value))
 
 
 def _change(group: dict[str, Any], change: Change) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import torch
+
 from lockstitch.optim.groups import NAMES, PARAMS
 
 if TYPE_CHECKING:
@@ -59,10 +61,16 @@ def join_states(
     following = iter(numbers)
     packed = []
     for index, given in enumerate(groups):
-        own = {key: given[key] for key in (NAMES,) if key in given}
-        options = {**told.get(index, given), **own}
+        options = told.get(index, given)
+        # Tensors are those given, since groups may share them.
+        own = {k: v for k, v in given.items() if k == NAMES or _are_tensors(v, options.get(k))}
+        options = {**options, **own}
         packed.append({**options, PARAMS: [next(following) for _ in given[PARAMS]]})
     return {"state": dict(sorted(joined.items())), "param_groups": packed}
+
+
+def _are_tensors(*values: object) -> bool:
+    return all(isinstance(each, torch.Tensor) for each in values)
 
 
 def _places(share: Share, state: dict[str, Any], group: int) -> list[int]:

@@ -98,6 +98,51 @@ def test_no_state_moves_with_an_option(cluster) -> None:
         assert (cluster.traffic() - before).bytes < 2000
 
 
+def test_a_default_that_is_a_tensor_is_one_for_all_groups_as_in_torch(cluster, modules) -> None:
+    """Wherever their parameters are; a group to which another one is assigned leaves it."""
+
+    def options_of(optimizer, given, values) -> list[list[float]]:
+        seen = []
+        optimizer.param_groups[1]["lr"].mul_(0.5)
+        seen.append(values(optimizer))
+        optimizer.add_param_group(given[2])  # with the value of now
+        seen.append(values(optimizer))
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.75)
+        optimizer.param_groups[2]["lr"].mul_(0.5)
+        seen.append(values(optimizer))
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.param_groups[1]["lr"].mul_(0.5)
+        seen.append(values(optimizer))
+        return seen
+
+    def seen_by_owners(optimizer) -> list[float]:
+        optimizer.param_groups[0]["sent"] = True
+        assert optimizer.param_groups[0]["sent"]  # so that all is sent
+        return _by_group(optimizer, "lr")
+
+    given = [{"params": parameters_of(module)} for module in modules]
+    optimizer = DistributedOptimizer(optim.Adam, given[:2], lr=torch.tensor(1.0))
+    plain_given = [{"params": [torch.ones(size)]} for size in (1, 2, 3)]
+    plain = optim.Adam(plain_given[:2], lr=torch.tensor(1.0))
+    assert options_of(optimizer, given, seen_by_owners) == options_of(
+        plain, plain_given, lambda each: [float(group["lr"]) for group in each.param_groups]
+    )
+    assert seen_by_owners(optimizer) == [0.75, 0.125, 0.125]
+    state = optimizer.state_dict()["param_groups"]
+    assert state[1]["lr"] is state[2]["lr"]
+    assert state[1]["lr"] is not optimizer.param_groups[1]["lr"]
+
+
+def _by_group(optimizer: DistributedOptimizer, key: str) -> list[float]:
+    """An option of each group, as its owner has it."""
+    found = {
+        group: float(options[key])
+        for share, own in zip(optimizer._shares, owners_options(optimizer), strict=True)
+        for group, options in zip(share.groups, own, strict=True)
+    }
+    return [found[group] for group in sorted(found)]
+
+
 def test_a_group_is_added_on_all_owners_or_on_none(cluster, modules) -> None:
     first, second, third = (parameters_of(module) for module in modules)
     optimizer = DistributedOptimizer(optim.SGD, first, lr=0.1)
