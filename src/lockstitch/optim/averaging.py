@@ -95,11 +95,17 @@ def update_bn(
     """Lets batch normalisation in a module on another worker see all data once more, as one does
     with averaged weights. The owner asks for one batch of `loader` after the other.
 
-    After `torch.optim.swa_utils.update_bn`.
+    After `torch.optim.swa_utils.update_bn`. Raises `ValueError` for averages of several modules:
+    what each of them is given, when all are run, is not in the loader.
     """
     modules = model.averages if isinstance(model, AveragedModel) else _references_of(model)
-    for module in modules:
-        rpc_sync(module.owner(), _update_bn, (module, RRef(_Source(loader)), device), timeout=0)
+    if len(modules) != 1:
+        raise ValueError(
+            f"there are averages of {len(modules)} modules, and each is to see what it is given in "
+            "the model: one after the other, as in update_bn(batches_for_the_first, averages[0])"
+        )
+    (module,) = modules
+    rpc_sync(module.owner(), _update_bn, (module, RRef(_Source(loader)), device), timeout=0)
 
 
 class _Source:

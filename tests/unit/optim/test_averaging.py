@@ -81,6 +81,8 @@ def test_several_modules_are_averaged_at_once_each_where_it_is(cluster) -> None:
     assert (cluster.traffic() - before).kinds["Call"] == 2
     with pytest.raises(ValueError, match="there are averages of 2 modules"):
         average(batches()[0])
+    with pytest.raises(ValueError, match=r"averages of 2 modules, and each is to see what it"):
+        update_bn(batches(), average)
     with pytest.raises(ValueError, match=r"on \['worker1', 'worker2'\], but those given are on"):
         average.update_parameters(modules[::-1])
 
