@@ -40,6 +40,21 @@ class CallLimit:
             self.running += 1
             return True
 
+    def line_up(self, call: Callable[[], None]) -> bool:
+        """Puts `call` into the backlog; whether what waits there may begin. For who may be struck
+        by an interrupt at any step: it counts nothing."""
+        with self._lock:
+            self._backlog.append(call)
+            return self.running < self.most
+
+    def begin_next(self) -> Callable[[], None] | None:
+        """The call of the backlog that may begin now, counted; None where there is none."""
+        with self._lock:
+            if not self._backlog or self.running >= self.most:
+                return None
+            self.running += 1
+            return self._backlog.popleft()
+
     def begin_anyway(self) -> None:
         """Counts a call that runs already."""
         with self._lock:

@@ -113,6 +113,8 @@ class ThreadPool:
         self._checks = Checks(report)
         self._monitor = Monitor(f"{name}-monitor", self._look)
         self._closed = False
+        self._is_one_coming = False
+        """Whether a thread is on its way to the backlog."""
         self.callers: set[object] = set()
         """What threads of this process, asleep now, wait for."""
         self.latest_wait = -math.inf
@@ -125,11 +127,16 @@ class ThreadPool:
         self._threads.assign(self._read)
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Runs a user's call on a thread of the pool, or puts it into the backlog."""
-        if _local.thread.pool is not self:  # an interrupt may come between the two steps
-            self._threads.assign(lambda: self._run_in_turn(call))
-        elif self._calls.begin(call):
-            self._threads.assign(lambda: self._run_counted(call))
+        """Runs a user's call on a thread of the pool, or leaves it in the backlog: they begin in
+        the order in which they were submitted."""
+        try:
+            if self._calls.line_up(call) and not self._is_one_coming:
+                self._is_one_coming = True
+                self._threads.assign(self._run_backlog)
+        except BaseException:  # an interrupt, after which nobody may be coming
+            self._is_one_coming = False
+            self._threads.assign(self._run_backlog)
+            raise
 
     def spawn(self, task: Callable[[], None]) -> None:
         """Runs `task` now on a thread of the pool, whatever else runs. The reader, when it handles
@@ -444,9 +451,13 @@ class ThreadPool:
 
     # ------------------------------------------------------------ user calls
 
-    def _run_in_turn(self, call: Callable[[], None]) -> None:
-        if self._calls.begin(call):
-            self._run_counted(call)
+    def _run_backlog(self) -> None:
+        """Runs what may begin of the backlog, each call on a thread of its own."""
+        self._is_one_coming = False
+        call = self._calls.begin_next()
+        if call is not None and self._calls.backlog:
+            self._threads.assign(self._run_backlog)
+        self._run_counted(call)
 
     def _run_counted(self, call: Callable[[], None] | None) -> None:
         """Runs `call`, if any, and then what waits in the backlog; it is counted already."""

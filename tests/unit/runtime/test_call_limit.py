@@ -24,6 +24,18 @@ def test_what_exceeds_the_limit_waits_and_takes_the_place_of_the_next_that_ends(
     assert limit.running == 0
 
 
+def test_what_is_lined_up_begins_in_its_order_where_there_is_a_place() -> None:
+    limit = CallLimit(1)
+    assert limit.begin_next() is None
+    assert limit.line_up(call)
+    assert limit.line_up(other)
+    assert (limit.running, limit.backlog) == (0, 2)
+    assert limit.begin_next() is call
+    assert not limit.line_up(call)
+    assert limit.begin_next() is None
+    assert [limit.end(), limit.end(), limit.end()] == [other, call, None]
+
+
 def test_nothing_of_the_backlog_begins_while_more_run_than_may() -> None:
     limit = CallLimit(1)
     limit.begin(call)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -241,6 +242,23 @@ def test_submitted_calls_count_like_read_ones(scene: Scene) -> None:
     scene.gate.open()
     wait_until(lambda: len(scene.gate.threads) == 5 and scene.thread_pool.running == 0)
     assert scene.gate.most == LIMIT
+
+
+def test_submitted_calls_begin_in_their_order_on_no_more_threads_than_may_run(
+    scene: Scene,
+) -> None:
+    """The first ones fill all places but one, so that the others follow each other."""
+    begun: list[int] = []
+    before = scene.thread_pool.threads
+    for _ in range(LIMIT - 1):
+        scene.thread_pool.submit(scene.gate)
+    wait_until(lambda: scene.gate.inside == LIMIT - 1)
+    for number in range(200):
+        scene.thread_pool.submit(partial(begun.append, number))
+    wait_until(lambda: len(begun) == 200)
+    assert begun == [*range(200)]
+    assert scene.thread_pool.threads - before <= LIMIT + 2
+    scene.gate.open()
 
 
 def test_an_interrupt_while_a_call_is_submitted_takes_no_place_for_good(scene: Scene) -> None:
