@@ -157,7 +157,7 @@ class Inboxes:
         self._worker = worker
         self._inboxes: dict[GlobalId, Inbox] = {}
         self._closed: OrderedDict[GlobalId, frozenset[WorkerId]] = OrderedDict()
-        """The steps that are over here, and who took part in them."""
+        """The steps that are over here, and the workers of their stages."""
         self._lock = threading.Lock()
         self.next_step = IdSource(worker.id)
         worker.agent.handle(HandOver, self._on_hand_over)
@@ -196,7 +196,7 @@ class Inboxes:
         """Ends a step: what comes for it later is thrown away."""
         with self._lock:
             inbox = self._inboxes.pop(step, None)
-            self._closed[step] = frozenset() if inbox is None else inbox.participants
+            self._closed[step] = frozenset() if inbox is None else frozenset(inbox.stages)
             while len(self._closed) > _REMEMBERED:
                 self._closed.popitem(last=False)
         if inbox is not None:
@@ -232,9 +232,11 @@ class Inboxes:
     def _on_connection_lost(self, peer: WorkerId, error: ConnectionLostError) -> None:
         self._fail_steps(peer, error)
         with self._lock:
-            over = [step for step, workers in self._closed.items() if peer in workers]
-        if over:  # what was sent last may not have arrived, and the peer may still wait for it
-            args = over[-_TOLD:], self._worker.name, error.cause
+            steps = [step for step, workers in self._closed.items() if peer in workers]
+            # Those that are just coming to their end here may not have noticed.
+            steps += [step for step, inbox in self._inboxes.items() if peer in inbox.stages]
+        if steps:  # what was sent last may not have arrived, and the peer may still wait for it
+            args = steps[-_TOLD:], self._worker.name, error.cause
             with contextlib.suppress(RpcError, ConnectionError):
                 self._worker.agent.outgoing.call_async(peer, fail_steps, args, timeout=0)
 
@@ -250,7 +252,7 @@ class Inboxes:
 @needed
 def fail_steps(steps: list[GlobalId], worker: str, cause: str) -> None:
     """A connection with `worker` has broken, over which it may have sent the last of these steps,
-    which are over there: those that are not over here fail."""
+    of which this worker has a stage, too: those that are not over here fail."""
     inboxes = Inboxes.of(current_worker())
     for step in steps:
         inbox = inboxes.open(step)

@@ -11,6 +11,7 @@ from torch import nn
 from lockstitch import rpc
 from lockstitch.errors import ConnectionLostError
 from lockstitch.nn import Pipeline
+from lockstitch.nn.pipelining.inbox import Inboxes
 from lockstitch.testing.cluster import LocalCluster
 from lockstitch.transport.memory import Action, Break, Deliver
 from lockstitch.wire.messages import KINDS
@@ -47,3 +48,33 @@ def test_an_evaluation_ends_where_its_last_input_is_lost():
         with pytest.raises(ConnectionLostError, match="'a'"):
             pipeline(x)
         torch.testing.assert_close(pipeline(x), x.tanh().tanh())
+
+
+class BreakOnce:
+    """The connection between two workers ends with the next message, when it is told to."""
+
+    def __init__(self, *workers: str) -> None:
+        self.workers = {*workers}
+        self.is_on = False
+
+    def apply(self, sender: str, receiver: str, _kind: int) -> list[Action]:
+        """See `transport.memory.FrameScript`."""
+        if self.is_on and {sender, receiver} == self.workers:
+            self.is_on = False
+            return [Break(own=True, others=False)]
+        return [Deliver()]
+
+
+def test_of_steps_that_are_over_a_driver_without_stages_hears_nothing():
+    """Nobody would end them there."""
+    script = BreakOnce("driver", "a")
+    faults = cast("Any", script)
+    with LocalCluster(["driver", "a", "b"], faults=faults) as cluster, cluster[0].active():
+        pipeline = Pipeline([rpc.remote("a", nn.Tanh), rpc.remote("b", nn.Tanh)])
+        x = torch.ones(4, 3)
+        pipeline(x)
+        script.is_on = True
+        with pytest.raises(ConnectionLostError):
+            rpc.rpc_sync("a", torch.ones, (1,))
+        pipeline(x)  # after whatever the break had "a" say
+        assert [len(Inboxes.of(cluster[name])) for name in cluster.names] == [0, 0, 0]
