@@ -9,6 +9,7 @@ optimizers leave versions as they are. Whoever keeps copies equal to tensors mus
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,7 @@ class HiddenWrites:
         self._worker = worker
         self._writers: WeakKeyDictionary[Writer, int] = WeakKeyDictionary()
         self._numbers = itertools.count()
+        self._lock = threading.Lock()
         self._fused_steps: WeakKeyDictionary[torch.optim.Optimizer, int] | None = None
         """Of each fused optimizer the number of its latest step; None while nobody asks."""
 
@@ -49,7 +51,8 @@ class HiddenWrites:
 
     def add(self, writer: Writer) -> None:
         """From now on this one writes, too, as long as it lives."""
-        self._writers[writer] = next(self._numbers)
+        with self._lock:
+            self._writers[writer] = next(self._numbers)
 
     def states_of(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """For each of some tensors a value that is another one after it has been written to; the
@@ -58,28 +61,34 @@ class HiddenWrites:
             self._fused_steps = WeakKeyDictionary()
             watch = theirs.register_optimizer_step_post_hook(self._note)
             self._worker.agent.on_close(watch.remove)
-        states = self._own_states(tensors)
-        for writer, number in [*self._writers.items()]:
+        with self._lock:
+            writers, fused = [*self._writers.items()], [*self._fused_steps.items()]
+        states = _own_states(tensors, fused)
+        for writer, number in writers:
             aliases = {
                 n: each for n, each in enumerate(map(writer.alias_of, tensors)) if each is not None
             }
-            for place, state in zip(aliases, self._own_states(aliases.values()), strict=True):
+            for place, state in zip(aliases, _own_states(aliases.values(), fused), strict=True):
                 states[place] = (states[place], number, state)
-        return states
-
-    def _own_states(self, tensors: Collection[torch.Tensor]) -> list[Any]:
-        """Likewise, of what is written through these themselves."""
-        states: list[Any] = versions_of(tensors)
-        for optimizer, step in [*(self._fused_steps or {}).items()]:
-            groups = [group["params"] for group in optimizer.param_groups if group.get("fused")]
-            stepped = set(map(id, itertools.chain(*groups)))
-            for place, each in enumerate(tensors):
-                if id(each) in stepped:
-                    states[place] = (states[place], step)
         return states
 
     def _note(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """An optimizer of this process has stepped."""
         is_fused = any(group.get("fused") for group in optimizer.param_groups)
-        if is_fused and self._fused_steps is not None:
-            self._fused_steps[optimizer] = next(self._numbers)
+        with self._lock:
+            if is_fused and self._fused_steps is not None:
+                self._fused_steps[optimizer] = next(self._numbers)
+
+
+def _own_states(
+    tensors: Collection[torch.Tensor], fused_steps: Sequence[tuple[torch.optim.Optimizer, int]]
+) -> list[Any]:
+    """`HiddenWrites.states_of`, of what is written through these themselves."""
+    states: list[Any] = versions_of(tensors)
+    for optimizer, step in fused_steps:
+        groups = [group["params"] for group in optimizer.param_groups if group.get("fused")]
+        stepped = set(map(id, itertools.chain(*groups)))
+        for place, each in enumerate(tensors):
+            if id(each) in stepped:
+                states[place] = (states[place], step)
+    return states
