@@ -10,6 +10,7 @@ from tests.parity.training.choices import OPTIMIZERS, SCHEDULERS
 from tests.parity.training.comparing import assert_trains_alike
 from tests.parity.training.drawing import drawn
 from tests.parity.training.program import OWNERS, Part, Program, Stepper
+from tests.parity.training.settling import settled
 from tests.parity.training.shrinking import smallest
 
 
@@ -40,7 +41,7 @@ def test_every_optimizer_takes_groups_and_a_scheduler(cluster, number) -> None:
     stepper = Stepper(
         (0, 1, 2), number, "OneCycleLR", groups=((1,), (0, 2)), group_options=({"lr": 0.1}, {})
     )
-    assert_trains_alike(Program(PARTS, (stepper,), reload_at=2).settled())
+    assert_trains_alike(settled(Program(PARTS, (stepper,), reload_at=2)))
 
 
 def test_fifty_steps_with_scheduler_clipping_and_accumulation(cluster) -> None:
@@ -69,4 +70,4 @@ def test_a_program_that_fails_is_made_as_small_as_can_be() -> None:
     )
     found = smallest(program, lambda each: each.reload_at is not None)
     expected = Program((Part(found.parts[0].owner),), (), 1, found.seed, reload_at=found.reload_at)
-    assert found == expected.settled()
+    assert found == settled(expected)

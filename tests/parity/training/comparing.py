@@ -12,7 +12,7 @@ from tests.parity.training.here import Here
 from tests.parity.training.there import There
 
 if TYPE_CHECKING:
-    from tests.parity.training.loop import Outcome
+    from tests.parity.training.outcome import Outcome
     from tests.parity.training.program import Program
 
 EXPECTED = (

@@ -7,16 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from tests.parity.training.choices import OPTIMIZERS, SCHEDULERS
-from tests.parity.training.parts import CHANGING, KINDS, QUIRKS
+from tests.parity.training.parts import CHANGES, CHANGING, KINDS, QUIRKS
 from tests.parity.training.program import (
     EVALUATIONS,
+    IN_HALVES,
     OWNERS,
     WAYS,
     Assignment,
+    Change,
     Part,
     Program,
     Stepper,
 )
+from tests.parity.training.settling import settled
 
 
 def drawn(seed: int) -> Program:
@@ -49,32 +52,41 @@ def drawn(seed: int) -> Program:
         is_reused=maybe(0.15, True, False),
         contexts=source.choice(((0,), (0,), (0, 0), (0, 1), (0, 0, 1), (0, 1, 2))),
         pipeline=maybe(0.15, _pipeline(source, parts)),
-        penalty=maybe(0.15, source.choice(("input", "parameters"))),
+        has_guest=maybe(0.4, True, False),
+        other_steps=maybe(0.2, True, False),
+        zeroes=maybe(0.2, True, False),
+        penalty=maybe(0.2, source.choice(("input", "parameters", "graph"))),
         clip=maybe(0.5, (source.choice(kinds), source.choice((0.05, 0.5, 1e4)))),
         clip_options=source.choice(({}, {}, {"foreach": False}, {"foreach": True})),
         clips_references=maybe(0.3, True, False),
         clips_in_two=maybe(0.3, True, False),
+        clips_finite=maybe(0.4, True, False),
         scaler=maybe(0.4, {"init_scale": scale, "growth_interval": 2}),
         spoilt=some_steps(0.2),
         abandoned=maybe(0.3, some_steps(0.3), frozenset()),
         frozen=maybe(0.3, _frozen(source, steps, count), frozenset()),
         assigned=maybe(0.4, _assigned(source, steps, steppers), ()),
+        changes=maybe(0.3, _changes(source, steps, count), ()),
         reload_at=maybe(0.5, source.randrange(steps - 1)),
-        reload_by=source.choice(("states", "plain", "checkpoint", "new world")),
+        reload_by=source.choice(("states", "plain", "checkpoint", "async", "new world")),
+        saves_early=maybe(0.3, True, False),
         average=maybe(0.3, source.choice(("swa", "ema", "buffers"))),
+        updates_bn=maybe(0.5, True, False),
         evaluation=maybe(0.3, source.choice(EVALUATIONS)),
-        is_compiled=maybe(0.01, True, False),
+        compiled=maybe(0.04, source.choice(("eager", "aot_eager"))),
         autocast=maybe(0.1, True, False),
     )
-    return program.settled()
+    return settled(program)
 
 
 def _part(source: random.Random, before: list[Part]) -> Part:
     owner = source.choice(OWNERS)
-    ways = WAYS if owner == "trainer" else WAYS[:-1]
+    ways = [each for each in WAYS if owner == "trainer" or each not in IN_HALVES]
     quirks = frozenset(source.sample(QUIRKS, source.choice((0, 0, 0, 1, 2))))
+    if source.random() < 0.8:  # which takes long
+        quirks -= {"compiled"}
     part = Part(owner, source.choice(KINDS), source.choice(ways), quirks)
-    if part.way == "slots":  # where a replica runs, statistics and events are those of one half
+    if part.way in IN_HALVES:  # where a replica runs, statistics and events are those of one half
         part = replace(part, kind=source.choice(("linear", "table", "tied")), quirks=frozenset())
     if part.way == "recomputed" and part.kind in CHANGING:
         part = replace(part, kind="linear")
@@ -87,6 +99,9 @@ def _part(source: random.Random, before: list[Part]) -> Part:
     ]
     if mine and part.kind != "small" and source.random() < 0.25:
         part = replace(part, shares=source.choice(mine))
+    others = [place for place, other in enumerate(before) if other.kind != "small"]
+    if others and source.random() < 0.1:
+        part = replace(part, borrows=source.choice(others))
     return part
 
 
@@ -137,6 +152,13 @@ def _pipeline(source: random.Random, parts: list[Part]) -> tuple[str, int, froze
 def _frozen(source: random.Random, steps: int, count: int) -> frozenset[tuple[int, int]]:
     pairs = [(step, part) for step in range(steps) for part in range(count)]
     return frozenset(source.sample(pairs, min(len(pairs), source.randint(1, 3))))
+
+
+def _changes(source: random.Random, steps: int, count: int) -> tuple[Change, ...]:
+    return tuple(
+        Change(source.randrange(1, steps), source.randrange(count), source.choice(CHANGES))
+        for _ in range(source.randint(1, 2))
+    )
 
 
 def _assigned(

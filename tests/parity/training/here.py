@@ -64,9 +64,19 @@ class Here(Trainer):
             return parts.recompute(layer, x, ids)
         return layer(x, ids)
 
-    def backward(self, loss: torch.Tensor, *context: int) -> None:
+    def weight(self, place: int) -> torch.Tensor:
+        return self.layers[place].weight
+
+    def step(self, optimizer: Any, *context: Any) -> None:
         del context
-        loss.backward()
+        optimizer.step()
+
+    def update_bn(self, place: int, batches: list[torch.Tensor]) -> None:
+        swa_utils.update_bn(batches, self.averages[place])
+
+    def backward(self, loss: torch.Tensor, *context: int, create_graph: bool) -> None:
+        del context
+        loss.backward(create_graph=create_graph)
 
     def penalty(self, loss: torch.Tensor, inputs: Any, *context: int) -> Any:
         del context
@@ -106,8 +116,8 @@ class Here(Trainer):
         return total.item()
 
     def contexts(self, number: int, then: Callable[..., None]) -> list[float]:
-        for layer in self.layers:
-            layer.zero_grad()
+        for each in (*self.layers, *self.optimizers):  # which may have what were a layer's
+            each.zero_grad(set_to_none=not self.program.zeroes)
         losses = [self.go(number) for _ in self.program.contexts]
         then()
         return losses
@@ -129,15 +139,15 @@ class Here(Trainer):
                 nn.utils.clip_grad_value_(members, limit, **options)
             elif self.program.clips_in_two:
                 gradients = [each.grad for each in members if each.grad is not None]
-                norm = nn.utils.get_total_norm(gradients, kind, **options)
+                norm = nn.utils.get_total_norm(gradients, kind, **self.norm_options)
                 nn.utils.clip_grads_with_norm_(members, limit, norm, **options)
                 self.outcome.norms.append(norm)
             else:
-                norm = nn.utils.clip_grad_norm_(members, limit, kind, **options)
+                norm = nn.utils.clip_grad_norm_(members, limit, kind, **self.norm_options)
                 self.outcome.norms.append(norm)
 
     def reload(self) -> None:
-        """Nothing is elsewhere; in another world events and steps begin anew."""
+        """In another world events and steps begin anew."""
         if self.program.reload_by == "new world":
             self.pipeline_steps = 0
             if self.program.pipeline is None:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import operator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.optim import swa_utils
 
 from tests.parity.training import parts
 from tests.parity.training.choices import OPTIMIZERS, SCHEDULERS
+from tests.parity.training.outcome import Outcome, assign, options_of
 from tests.parity.training.parts import ROWS, WIDTH
 
 if TYPE_CHECKING:
@@ -31,23 +31,6 @@ AVERAGES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@dataclass
-class Outcome:
-    """What is compared."""
-
-    losses: list[float] = field(default_factory=list)
-    norms: list[torch.Tensor] = field(default_factory=list)
-    options: list[Any] = field(default_factory=list)
-    scales: list[float] = field(default_factory=list)
-    looks: list[torch.Tensor] = field(default_factory=list)
-    events: list[list[str]] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    values: list[list[torch.Tensor]] = field(default_factory=list)
-    averages: list[list[torch.Tensor]] = field(default_factory=list)
-    states: list[Any] = field(default_factory=list)
-    error: str = ""
-
-
 class Trainer:
     """The loop. A context is named in calls by those arguments `context`, of which there are none
     in one process."""
@@ -62,6 +45,10 @@ class Trainer:
         self.schedulers: list[Any] = []
         self.scaler: Any = None
         self.averages: Any = None
+        self.passes = 0
+        """Of the step so far."""
+        self.early: Any = None
+        """What was saved after its first pass."""
 
     # ------------------------------------------------------------ what differs
 
@@ -89,7 +76,18 @@ class Trainer:
         """Runs a part."""
         raise NotImplementedError
 
-    def backward(self, loss: torch.Tensor, *context: int) -> None:
+    def backward(self, loss: torch.Tensor, *context: int, create_graph: bool) -> None:
+        raise NotImplementedError
+
+    def weight(self, place: int) -> torch.Tensor:
+        """Of a part, fetched by another one."""
+        raise NotImplementedError
+
+    def step(self, optimizer: Any, *context: Any) -> None:
+        raise NotImplementedError
+
+    def update_bn(self, place: int, batches: list[torch.Tensor]) -> None:
+        """Lets the average of a part see these."""
         raise NotImplementedError
 
     def penalty(self, loss: torch.Tensor, inputs: Any, *context: int) -> Any:
@@ -187,11 +185,16 @@ class Trainer:
             torch.manual_seed(program.seed)
             for number in range(program.steps):
                 self.freeze(number)
+                for change in program.changes:
+                    if change.step == number:
+                        self.at(change.part, parts.change, change.how)
                 if number in program.abandoned:
                     self.contexts(number, lambda *_: None)
                 losses = self.contexts(number, self.update)
                 outcome.losses.append(functools.reduce(operator.add, losses))
                 self.after(number)
+            if program.updates_bn and self.averages is not None:
+                self.update_statistics()
         except RecursionError:
             raise
         except Exception as error:  # noqa: BLE001 - compared
@@ -215,7 +218,7 @@ class Trainer:
             self.outcome.looks.append(self.evaluate())
         if number == self.program.reload_at:
             self.reload()
-        self.outcome.options.append([_options(each) for each in self.optimizers])
+        self.outcome.options.append([options_of(each) for each in self.optimizers])
         if self.scaler is not None:
             self.outcome.scales.append(self.scaler.get_scale())
 
@@ -230,7 +233,7 @@ class Trainer:
                 self.add_group(each, self.group(stepper, len(stepper.groups) - 1))
         for change in self.program.assigned:
             if change.step == number:
-                _assign(self.optimizers[change.stepper], change)
+                assign(self.optimizers[change.stepper], change)
 
     def add_group(self, number: int, group: dict[str, Any]) -> None:
         self.optimizers[number].add_param_group(group)
@@ -238,8 +241,23 @@ class Trainer:
     def update_averages(self) -> None:
         self.averages.update_parameters()
 
+    def update_statistics(self) -> None:
+        batches = [
+            torch.randn(LINES, WIDTH, generator=self.generator, dtype=self.program.dtype)
+            for _ in range(3)
+        ]
+        for place, part in enumerate(self.program.parts):
+            if part.kind == "norm":
+                self.update_bn(place, batches)
+
     def reload(self) -> None:
-        """Goes on with new optimizers and schedulers, from the states of the old ones."""
+        """Goes on with new optimizers and schedulers, from what was saved of the old ones."""
+        saved, self.early = self.early or self.save(), None
+        self.make()
+        self.restore(saved)
+
+    def save(self) -> Any:
+        """What `restore` goes on from: states of optimizers, of schedulers, and of the scaler."""
         states = [copy.deepcopy(each.state_dict()) for each in self.optimizers]
         schedules = [None if each is None else each.state_dict() for each in self.schedulers]
         scale = None if self.scaler is None else self.scaler.state_dict()
@@ -248,7 +266,10 @@ class Trainer:
                 plain = self.make_optimizer(number, is_plain=True)
                 plain.load_state_dict(state)
                 states[number] = plain.state_dict()
-        self.make()
+        return states, schedules, scale
+
+    def restore(self, saved: Any) -> None:
+        states, schedules, scale = saved
         for scheduler, state in zip(self.schedulers, schedules, strict=True):
             if scheduler is not None:
                 scheduler.load_state_dict(state)
@@ -273,10 +294,23 @@ class Trainer:
 
     def go(self, number: int, *context: int) -> float:
         """One forward and one backward pass; returns the loss."""
-        program = self.program
-        x = torch.randn(LINES, WIDTH, generator=self.generator, dtype=program.dtype)
+        loss = self.pass_over(number, *self.batch(number), *context)
+        if self.program.saves_early and number == self.program.reload_at and self.early is None:
+            self.early = self.save()
+        return loss
+
+    def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """The next numbers that go in, and what the loss is multiplied by."""
+        x = torch.randn(LINES, WIDTH, generator=self.generator, dtype=self.program.dtype)
         ids = torch.randint(ROWS, (LINES,), generator=self.generator)
-        factor = (torch.inf if number in program.spoilt else 1.0) / program.passes
+        is_spoilt = number in self.program.spoilt and self.passes == number % self.program.passes
+        self.passes = (self.passes + 1) % self.program.passes
+        return x, ids, (torch.inf if is_spoilt else 1.0) / self.program.passes
+
+    def pass_over(
+        self, number: int, x: torch.Tensor, ids: torch.Tensor, factor: float, *context: int
+    ) -> float:
+        program = self.program
         if program.pipeline is not None:
             scale = 1.0
             if self.scaler is not None:
@@ -288,10 +322,11 @@ class Trainer:
         with self.casting():
             y = self.forward(number, x, ids)
         loss = y.square().mean() * factor
-        if program.penalty is not None:
+        if program.penalty in ("input", "parameters"):
             inputs = x if program.penalty == "input" else None
             loss = loss + 0.1 * self.penalty(loss, inputs, *context)
-        self.backward(loss if self.scaler is None else self.scaler.scale(loss), *context)
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        self.backward(scaled, *context, create_graph=program.penalty == "graph")
         return loss.item()
 
     @contextlib.contextmanager
@@ -306,6 +341,9 @@ class Trainer:
         for place in self.program.order:
             if place not in self.program.unused or number % 2:
                 x = self.call(place, x, ids)
+                borrows = self.program.parts[place].borrows
+                if borrows is not None:
+                    x = x @ self.weight(borrows)
         return x
 
     def update(self, *context: Any) -> None:
@@ -314,15 +352,28 @@ class Trainer:
         if scaler is not None and has_clip:
             for optimizer in self.optimizers:
                 scaler.unscale_(optimizer, *context)
-        if has_clip:
-            self.clip(*context)
-        for optimizer in self.optimizers:
+        are_fit = not has_clip or self.is_clipped(*context)
+        for optimizer in self.optimizers if are_fit else ():
             if scaler is None:
-                optimizer.step(*context)
+                self.step(optimizer, *context)
             else:
                 scaler.step(optimizer, *context)
         if scaler is not None:
             scaler.update()
+
+    def is_clipped(self, *context: Any) -> bool:
+        try:
+            self.clip(*context)
+        except RuntimeError as error:
+            if "non-finite" not in str(error):
+                raise
+            return False
+        return True
+
+    @property
+    def norm_options(self) -> dict[str, Any]:
+        """For the norm of gradients."""
+        return {**self.program.clip_options, "error_if_nonfinite": self.program.clips_finite}
 
     def evaluate(self) -> torch.Tensor:
         program = self.program
@@ -343,29 +394,3 @@ class Trainer:
         for place in places:
             self.at(place, parts.set_training, True)
         return x.clone()
-
-
-def _options(optimizer: Any) -> list[dict[str, Any]]:
-    """The options of all groups, as one sees them."""
-    return [
-        {
-            key: value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
-            for key, value in group.items()
-            if key != "params"
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def _assign(optimizer: Any, change: Any) -> None:
-    groups = optimizer.param_groups
-    group = groups[change.group % len(groups)]
-    value = group.get(change.key)
-    if change.key == "note":
-        group["note"] = change.factor
-    elif isinstance(value, torch.Tensor):
-        value.mul_(change.factor)
-    elif isinstance(value, bool):
-        group[change.key] = not value
-    elif value is not None:
-        group[change.key] = value * change.factor or 0.1

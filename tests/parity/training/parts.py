@@ -25,7 +25,11 @@ QUIRKS = (
     "casts",
     "cuts sometimes",
     "frozen bias",
+    "compiled",
 )
+
+CHANGES = ("data", "in place", "converted", "loaded", "assigned")
+"""How the weights of a part are changed between two steps, see `change`."""
 
 
 class Layer(nn.Module):
@@ -97,7 +101,7 @@ class Layer(nn.Module):
         self.events.append("gradient")
         return gradient * 0.5
 
-    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor, ids: Any = None) -> Any:
         if self.training and (self.kind == "counter" or "cuts sometimes" in self.quirks):
             self.calls += 1
         if "recomputes" in self.quirks:
@@ -105,6 +109,8 @@ class Layer(nn.Module):
         elif "casts" in self.quirks:
             with torch.autocast("cpu", torch.bfloat16):
                 y = self.run(x, ids).to(x.dtype)
+        elif "compiled" in self.quirks:
+            y = torch.compile(self.run, backend="aot_eager")(x, ids)
         else:
             y = self.run(x, ids)
         if "cuts sometimes" in self.quirks and int(self.calls) % 3 == 2:
@@ -162,6 +168,22 @@ def take_weight(module: Any, other: Any) -> None:
     module.weight = other.weight
     if module.kind == "tied":
         module.other.weight = other.weight
+
+
+def change(module: nn.Module, how: str) -> None:
+    """Makes the weights other ones."""
+    if how in ("loaded", "assigned"):
+        state = {k: v / 2 if v.is_floating_point() else v for k, v in module.state_dict().items()}
+        module.load_state_dict(state, assign=how == "assigned")
+    elif how == "converted":
+        dtype = next(module.parameters()).dtype
+        module.to(torch.bfloat16).to(dtype)
+    for parameter in module.parameters():
+        if how == "data":
+            parameter.data = parameter.data / 2
+        elif how == "in place":
+            with torch.no_grad():
+                parameter.div_(2)
 
 
 def run(module: nn.Module, x: torch.Tensor, ids: torch.Tensor) -> Any:

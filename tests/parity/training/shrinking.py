@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.parity.training.program import Part, Program, Stepper
+from tests.parity.training.settling import settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,9 +16,9 @@ def smallest(program: Program, fails: Callable[[Program], bool]) -> Program:
     """A program with as little in it as can be for which `fails(program)` is true."""
     while True:
         for other in simpler(program):
-            settled = other.settled()
-            if settled != program and fails(settled):
-                program = settled
+            made = settled(other)
+            if made != program and fails(made):
+                program = made
                 break
         else:
             return program
@@ -45,7 +46,7 @@ def _with_less(program: Program) -> Iterator[Program]:
         if each.name in ("parts", "steppers", "seed", "steps") or value == default:
             continue
         yield replace(program, **{each.name: default})
-        if isinstance(value, frozenset) or each.name == "assigned":
+        if isinstance(value, frozenset) or each.name in ("assigned", "changes"):
             for thing in value:
                 left = type(value)(one for one in value if one != thing)
                 yield replace(program, **{each.name: left})
@@ -88,8 +89,11 @@ def _without(program: Program, place: int) -> Program:
     def moved(places: Any) -> tuple[int, ...]:
         return tuple(each - (each > place) for each in places if each != place)
 
+    def moved_one(other: int | None) -> int | None:
+        return None if other in (None, place) else moved([other])[0]
+
     parts = [
-        replace(part, shares=None if part.shares in (None, place) else moved([part.shares])[0])
+        replace(part, shares=moved_one(part.shares), borrows=moved_one(part.borrows))
         for number, part in enumerate(program.parts)
         if number != place
     ]
@@ -116,5 +120,10 @@ def _without(program: Program, place: int) -> Program:
         steppers=tuple(steppers),
         unused=frozenset(moved(program.unused)),
         frozen=frozenset((s, moved([p])[0]) for s, p in program.frozen if p != place),
+        changes=tuple(
+            replace(each, part=moved([each.part])[0])
+            for each in program.changes
+            if each.part != place
+        ),
         assigned=program.assigned if is_whole else (),
     )

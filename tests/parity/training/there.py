@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 import tempfile
@@ -23,30 +24,21 @@ from tests.parity.training import parts
 from tests.parity.training.loop import AVERAGES, Trainer
 from tests.parity.training.parts import Layer
 from tests.parity.training.program import OTHER_OWNERS, OWNERS
+from tests.parity.training.served import (
+    Guest,
+    apply,
+    forward_there,
+    greet,
+    produce,
+    share,
+    step_there,
+    weight_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.parity.training.program import Program, Stepper
-
-
-# ---------------------------------------------------------------- on the workers
-
-
-def apply(reference: Any, function: Callable[..., Any], *args: Any) -> Any:
-    return function(reference.local_value(), *args)
-
-
-def share(reference: Any, other: Any) -> None:
-    parts.take_weight(reference.local_value(), other.local_value())
-
-
-def forward_there(reference: Any, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Calls a part that is on a third worker, maybe."""
-    return reference.rpc_sync().__call__(x, ids)
-
-
-# ---------------------------------------------------------------- on the trainer
 
 
 class There(Trainer):
@@ -85,7 +77,6 @@ class There(Trainer):
         for layer, part in zip(self.layers, program.parts, strict=True):
             if part.shares is not None:
                 rpc.rpc_sync(layer.owner(), share, (layer, self.layers[part.shares]))
-        self.references = [named_parameters_of(layer) for layer in self.layers]
         self.modules = [
             RemoteModule.init_from_module_rref(owner, layer)
             for owner, layer in zip(self.owners, self.layers, strict=True)
@@ -104,7 +95,7 @@ class There(Trainer):
         """Drops all references to what is elsewhere."""
         for each in self.slots.values():
             each.close()
-        self.layers, self.references, self.modules, self.pipeline = [], [], [], None
+        self.layers, self.modules, self.pipeline = [], [], None
         self.optimizers, self.schedulers, self.averages, self.slots = [], [], None, {}
 
     def at(self, place: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -112,7 +103,19 @@ class There(Trainer):
         return rpc.rpc_sync(layer.owner(), apply, (layer, function, *args))
 
     def parameters(self, place: int) -> list[tuple[str, Any]]:
-        return self.references[place]
+        return named_parameters_of(self.layers[place])
+
+    def weight(self, place: int) -> torch.Tensor:
+        return rpc.rpc_sync(self.owners[place], weight_of, (self.layers[place],))
+
+    def step(self, optimizer: Any, *context: Any) -> None:
+        if self.program.other_steps and isinstance(optimizer, DistributedOptimizer):
+            rpc.rpc_sync(self.workers[1], step_there, (optimizer, *context))
+        else:
+            optimizer.step(*context)
+
+    def update_bn(self, place: int, batches: list[torch.Tensor]) -> None:
+        remote_optim.update_bn(batches, self.averages.averages[place])
 
     def value(self, parameter: Any) -> torch.Tensor:
         return parameter.to_here().detach()
@@ -143,8 +146,8 @@ class There(Trainer):
     # ------------------------------------------------------------ passes
 
     def forward(self, number: int, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        if self.program.is_compiled:
-            return torch.compile(super().forward, backend="eager")(number, x, ids)
+        if self.program.compiled is not None:
+            return torch.compile(super().forward, backend=self.program.compiled)(number, x, ids)
         return super().forward(number, x, ids)
 
     def call(self, place: int, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -160,8 +163,13 @@ class There(Trainer):
                 others[place % len(others)], forward_there, (layer, x, ids)
             ),
             "group": lambda: rpc.group([owner]).call(apply, (layer, parts.run, x, ids))[0],
+            "mapped": lambda: rpc.group([owner]).map(
+                functools.partial(apply, layer, parts.run, x), [ids]
+            )[0],
+            "stream": lambda: next(rpc.stream(owner, produce, (layer, x, ids))),
             "recomputed": lambda: parts.recompute(self.carried(module), x, ids),
             "slots": lambda: self.in_slots(place)(x, ids),
+            "forks": lambda: self.in_slots(place)(x, ids),
         }
         return ways[way]()
 
@@ -169,6 +177,8 @@ class There(Trainer):
         """A part of this worker, on two slots."""
         if place not in self.slots:
             places = ["thread", self.workers[1]] if place % 2 else ["thread", "thread"]
+            if self.program.parts[place].way == "forks":
+                places = ["fork", "fork"]
             self.slots[place] = DataParallel(self.layers[place].local_value(), places)
         return self.slots[place]
 
@@ -182,8 +192,8 @@ class There(Trainer):
 
         return call
 
-    def backward(self, loss: torch.Tensor, *context: int) -> None:
-        autograd.backward(*context, [loss])
+    def backward(self, loss: torch.Tensor, *context: int, create_graph: bool) -> None:
+        autograd.backward(*context, [loss], create_graph=create_graph)
 
     def penalty(self, loss: torch.Tensor, inputs: Any, *context: int) -> Any:
         if inputs is None:
@@ -215,6 +225,8 @@ class There(Trainer):
 
     def contexts(self, number: int, then: Callable[..., None]) -> list[float]:
         contexts = self.program.contexts
+        for optimizer in self.optimizers if self.program.zeroes else ():
+            optimizer.zero_grad(set_to_none=False)
         if not contexts[-1]:
             with autograd.context() as context_id:
                 losses = [self.go(number, context_id) for _ in contexts]
@@ -222,12 +234,34 @@ class There(Trainer):
             return losses
         with HeldContexts() as held:
             losses = []
-            for _, passes in itertools.groupby(contexts):
-                losses += held.run(self.go_on, number, len([*passes]))
-            then(held.ids)
+            guest = rpc.remote(self.workers[1], Guest) if self.program.has_guest else None
+            theirs = []
+            for context, passes in itertools.groupby(contexts):
+                if context and guest is not None:
+                    for _ in passes:
+                        loss, context_id = self.have_trained(guest, number)
+                        losses.append(loss)
+                        theirs.append(context_id)
+                else:
+                    losses += held.run(self.go_on, number, len([*passes]))
+            try:
+                then([*held.ids, *theirs])
+            finally:
+                if guest is not None:
+                    guest.rpc_sync().leave()
         return losses
 
+    def have_trained(self, guest: Any, number: int) -> tuple[float, int]:
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        order = [
+            each for each in self.program.order if each not in self.program.unused or number % 2
+        ]
+        layers = [self.layers[place] for place in order]
+        batch = self.batch(number)
+        return guest.rpc_sync().train(layers, *batch, scale, self.program.autocast)
+
     def go_on(self, context_id: int, number: int, passes: int) -> list[float]:
+        rpc.rpc_sync(self.workers[1], greet)
         return [self.go(number, context_id) for _ in range(passes)]
 
     def modes(self) -> contextlib.AbstractContextManager[Any]:
@@ -252,29 +286,43 @@ class There(Trainer):
             if kind == "value":
                 remote_optim.clip_grad_value_(what, *context, limit, **options)
             elif self.program.clips_in_two:
-                norm = remote_optim.get_total_norm(what, *context, kind, **options)
+                norm = remote_optim.get_total_norm(what, *context, kind, **self.norm_options)
                 remote_optim.clip_grads_with_norm_(what, *context, limit, norm, **options)
                 self.outcome.norms.append(norm)
             else:
-                norm = remote_optim.clip_grad_norm_(what, *context, limit, kind, **options)
+                norm = remote_optim.clip_grad_norm_(
+                    what, *context, limit, kind, **self.norm_options
+                )
                 self.outcome.norms.append(norm)
 
     # ------------------------------------------------------------ checkpoints
 
-    def reload(self) -> None:
+    def save(self) -> Any:
         if self.program.reload_by in ("states", "plain"):
-            super().reload()
+            return super().save()
+        folder = self.stack.enter_context(tempfile.TemporaryDirectory())
+        things = self.things(self.program.reload_by == "new world")
+        if self.program.reload_by == "async":
+            return folder, saving.save_async(folder, things)
+        saving.save(folder, things)
+        return folder, None
+
+    def make(self) -> None:
+        if self.optimizers and self.program.reload_by == "new world":
+            if self.program.pipeline is None:
+                places = range(len(self.layers))
+                self.outcome.events += [self.at(place, parts.events) for place in places]
+            self.settle_elsewhere()
+        super().make()
+
+    def restore(self, saved: Any) -> None:
+        if self.program.reload_by in ("states", "plain"):
+            super().restore(saved)
             return
-        is_elsewhere = self.program.reload_by == "new world"
-        with tempfile.TemporaryDirectory() as folder:
-            saving.save(folder, self.things(is_elsewhere))
-            if is_elsewhere:
-                if self.program.pipeline is None:
-                    places = range(len(self.layers))
-                    self.outcome.events += [self.at(place, parts.events) for place in places]
-                self.settle_elsewhere()
-            self.make()
-            saving.load(folder, self.things(is_elsewhere))
+        folder, future = saved
+        if future is not None:
+            future.wait()
+        saving.load(folder, self.things(self.program.reload_by == "new world"))
 
     def settle_elsewhere(self) -> None:
         """Goes on in a new cluster of other workers, with parts of other numbers."""
