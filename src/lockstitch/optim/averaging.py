@@ -6,6 +6,7 @@ travels, and the averages are torch's.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from lockstitch.runtime.worker import current_worker
 from lockstitch.trust.registry import needed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import torch
     from torch import nn
@@ -77,6 +78,28 @@ class AveragedModel:
             )
         arguments = [(module,) for module in modules]
         owners.values(owners.ask_owners(self.averages, _update, arguments), "averaged")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the average, as torch's; of several those of each under its number, as in
+        "0.module.weight", which is that of a `ModuleList` of torch's. Tensors travel here; to have
+        each written by its owner, give a checkpoint the references in `averages`."""
+        states = owners.values(
+            owners.ask_owners(self.averages, _state_of, [()] * len(self.averages))
+        )
+        if len(states) == 1:
+            return states[0]
+        return {f"{n}.{key}": each for n, state in enumerate(states) for key, each in state.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Gives each average its state. Raises `RuntimeError` where something is missing, of
+        another shape, or of none of the averages."""
+        parts: list[dict[str, Any]] = [{} for _ in self.averages]
+        for key, value in state_dict.items():
+            number, _, own = key.partition(".") if len(parts) > 1 else ("0", "", key)
+            if not number.isdecimal() or int(number) >= len(parts):
+                raise RuntimeError(f"{key!r} is of none of the {len(parts)} averages")
+            parts[int(number)][own] = value
+        owners.values(owners.ask_owners(self.averages, _load, [(part,) for part in parts]))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the average of the only module, where it is. Raises `ValueError` where there are
@@ -140,6 +163,18 @@ def _new_average(
 def _update(average: RRef[swa_utils.AveragedModel], module: RRef[nn.Module]) -> None:
     with UpdateLock.of(current_worker()):
         average.local_value().update_parameters(module.local_value())
+
+
+@needed
+def _state_of(average: RRef[swa_utils.AveragedModel]) -> dict[str, Any]:
+    with UpdateLock.of(current_worker()):
+        return {k: copy.deepcopy(v) for k, v in average.local_value().state_dict().items()}
+
+
+@needed
+def _load(average: RRef[swa_utils.AveragedModel], state: dict[str, Any]) -> None:
+    with UpdateLock.of(current_worker()):
+        average.local_value().load_state_dict(state)
 
 
 @needed

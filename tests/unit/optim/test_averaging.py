@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 from torch.optim import swa_utils
 
-from lockstitch import autograd, rpc
+from lockstitch import autograd, checkpoint, rpc
 from lockstitch.nn import RemoteModule
 from lockstitch.optim import AveragedModel, DistributedOptimizer, parameters_of, update_bn
 from lockstitch.testing.cluster import LocalCluster
@@ -85,6 +85,25 @@ def test_several_modules_are_averaged_at_once_each_where_it_is(cluster) -> None:
         update_bn(batches(), average)
     with pytest.raises(ValueError, match=r"on \['worker1', 'worker2'\], but those given are on"):
         average.update_parameters(modules[::-1])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_state_is_torchs_and_goes_through_a_checkpoint(cluster, tmp_path, count) -> None:
+    modules = [rpc.remote(f"worker{n + 1}", model) for n in range(count)]
+    average = AveragedModel(modules)
+    average.update_parameters()
+    kept = [swa_utils.AveragedModel(model()) for _ in range(count)]
+    plain = kept[0] if count == 1 else nn.ModuleList(kept)
+    plain.load_state_dict(average.state_dict())
+    assert [int(each.n_averaged) for each in kept] == [1] * count
+    checkpoint.save(tmp_path, {"average": average})
+    average.update_parameters()
+    checkpoint.load(tmp_path, {"average": average})
+    ours = average.state_dict()
+    assert ours.keys() == plain.state_dict().keys()
+    assert all(map(torch.equal, ours.values(), plain.state_dict().values()))
+    with pytest.raises(RuntimeError, match="Missing key|of none of the 2 averages"):
+        average.load_state_dict({"other": torch.ones(1)})
 
 
 def test_batches_may_come_with_targets_and_modules_need_no_average(cluster) -> None:
