@@ -22,6 +22,9 @@ EXPECTED = (
     "Full backward hook is firing",
     "optimizer contains a parameter group with duplicate",
     "An input array is constant",
+    "The .grad attribute of a Tensor that is not a leaf",
+    "Sparse invariant checks are implicitly disabled",
+    "Using backward\\(\\) with create_graph=True",
 )
 """Warnings of torch that such programs bring about."""
 
