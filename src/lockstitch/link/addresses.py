@@ -87,7 +87,7 @@ def own_address(
         return _address_of_given(said)
     for variable in INTERFACE_VARIABLES:
         if environment.get(variable):
-            found = _address_of_interface(environment[variable])
+            found = address_of_interface(environment[variable])
             if found is not None:
                 return found
             if variable == INTERFACE_VARIABLES[0]:  # the others are not for us in the first place
@@ -155,7 +155,7 @@ def _address_of_given(given: str) -> str:
     return next((each for each in found if not is_loopback(each)), None) or outward_address()
 
 
-def _address_of_interface(names: str) -> str | None:
+def address_of_interface(names: str) -> str | None:
     """Returns the address of the first interface that fits `names`, in NCCL's syntax: beginnings
     of names with commas between; `=` before them: whole names; `^`: all but these."""
     is_excluding, rest = names.startswith("^"), names.removeprefix("^")

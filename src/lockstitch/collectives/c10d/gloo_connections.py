@@ -8,9 +8,11 @@ are found among all that the process has open, and ended.
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from lockstitch.link.addresses import address_of_interface
 from lockstitch.link.sockets import end_connections, listeners
 from lockstitch.torch_internals.distributed import gloo_options
 
@@ -41,6 +43,16 @@ class GlooConnections:
         then, so each place counts once."""
         ended, self._listeners = self._listeners, set()
         end_connections(ended)
+
+
+def address_of_gloo(address: str | None) -> str | None:
+    """Returns at which address Gloo awaits others between hosts; None where it is to find that by
+    itself, as among several interfaces. Only of an address that is known can its connections be
+    ended."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME")
+    if address is None or not name:
+        return address
+    return None if "," in name else address_of_interface(f"={name}")
 
 
 def listening(

@@ -38,7 +38,7 @@ from lockstitch.collectives.c10d.exchange import (
     chunks_of,
     parts_of,
 )
-from lockstitch.collectives.c10d.gloo_connections import GlooConnections, listening
+from lockstitch.collectives.c10d.gloo_connections import GlooConnections, address_of_gloo, listening
 from lockstitch.collectives.rank_names import RankNames
 from lockstitch.collectives.requests import Kind, ReduceOp
 from lockstitch.devices.kinds import gpu, is_gpu
@@ -100,11 +100,11 @@ class GroupOperations:
 
     `seconds`: how long an operation may take beside the time that the bytes take, and
     `connect_seconds`, by default as long, the ranks of a set to connect to each other when it is
-    opened, which all do at the same time. `address`: at which Gloo awaits the others; by default,
-    and where GLOO_SOCKET_IFNAME says something, it finds one by itself. `silence_seconds`: after
-    how long a rank that acknowledges nothing is given up, 0 for never; `names`: what it is called
-    then. `peers`: the connections for reductions in host memory; without them there are none among
-    several ranks."""
+    opened, which all do at the same time. `address`: at which Gloo awaits the others, unless
+    GLOO_SOCKET_IFNAME names an interface; by default it finds one by itself. `silence_seconds`:
+    after how long a rank that acknowledges nothing is given up, 0 for never; `names`: what it is
+    called then. `peers`: the connections for reductions in host memory; without them there are none
+    among several ranks."""
 
     least_chunk_bytes = LEAST_CHUNK_BYTES
 
@@ -128,7 +128,7 @@ class GroupOperations:
         self._ahead: defaultdict[int, AheadOnLine] = defaultdict(AheadOnLine)
         """What has gone ahead to and from each rank."""
         self._names = names or RankNames()
-        self._address = None if "GLOO_SOCKET_IFNAME" in os.environ else address
+        self._address = address_of_gloo(address)
         self._seconds = seconds
         self._connect_seconds = seconds if connect_seconds is None else connect_seconds
         self.device = torch.device(device)

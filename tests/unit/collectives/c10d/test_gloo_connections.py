@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from lockstitch.collectives.c10d import gloo_connections
-from lockstitch.collectives.c10d.gloo_connections import GlooConnections, listening
-
-if TYPE_CHECKING:
-    import pytest
+from lockstitch.collectives.c10d.gloo_connections import (
+    GlooConnections,
+    address_of_gloo,
+    listening,
+)
 
 HOST = "127.0.0.1"
 
@@ -60,3 +63,23 @@ def test_what_listens_from_the_same_moment_on_is_not_taken_for_gloo(
     assert not listening(HOST, timedelta(seconds=1), is_lazy=True)[1].port
     for each in opened:
         each.close()
+
+
+@pytest.mark.parametrize(
+    ("named", "address", "found"),
+    [
+        (None, "10.0.0.7", "10.0.0.7"),
+        ("", "10.0.0.7", "10.0.0.7"),
+        ("lo", "10.0.0.7", HOST),
+        ("lo", None, None),  # on one host
+        ("lo,eth0", "10.0.0.7", None),
+        ("none", "10.0.0.7", None),
+    ],
+)
+def test_gloo_awaits_others_at_the_interface_that_is_named_for_it(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, address: str | None, found: str | None
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if named is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    assert address_of_gloo(address) == found
