@@ -213,7 +213,7 @@ def in_worlds(folder):
 
     @hvd.elastic.run
     def loop(state):
-        while state.step < 30 or (hvd.size() < 3 and state.step < 3000):
+        while state.step < 30 or (hvd.size() < 3 and state.step < 10_000):
             first_death = Path(folder, "killed")
             if state.step == 5 and hvd.rank() == 1 and not first_death.exists():
                 first_death.touch()
@@ -241,7 +241,7 @@ def elastic(master):
     with tempfile.TemporaryDirectory() as folder:
         began_at = time.monotonic()
         found["results"] = lockstitch.hvd.spark.run_elastic(
-            in_worlds, (folder,), num_proc=3, min_num_proc=2, start_timeout=120
+            in_worlds, (folder,), num_proc=3, min_num_proc=2, start_timeout=300
         )
         found["seconds"] = time.monotonic() - began_at
     try:

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark", reason="needs the extra engines")
 PROGRAMS = Path(__file__).with_name("spark_programs.py")
 LOCAL, CLUSTER = "local[4]", "local-cluster[2,2,1024]"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def outcome(name, master):
@@ -25,7 +25,7 @@ def outcome(name, master):
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=390,
+        timeout=890,  # JVMs and interpreters start one after the other on a busy machine
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
