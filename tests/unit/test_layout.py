@@ -74,7 +74,6 @@ EXCEPTIONS = {
     "hvd/spark/conf.py": "names; tests/unit/hvd/spark/test_task.py",
     "hvd/spark/torch.py": "an error; tests/unit/hvd/spark/test_task.py",
     "hvd/spark/lightning.py": "an error; tests/unit/hvd/spark/test_task.py",
-    "hvd/runner/elastic/discovery.py": "a declaration; tests/unit/hvd/ray/test_elastic.py",
     "spark/rank.py": "starts a process; run by tests/processes/test_spark.py",
     "replacement/finder.py": "run by tests/unit/replacement/test_swapping.py",
     "hvd/mpi_ops.py": "names; tests/unit/test_public_api.py pins them",
