@@ -308,13 +308,14 @@ class C10dBackend:
         self._knows_why.set()
         self._link.close()
         self._orders.put(None)
-        # What is being performed is let go on for a moment: other ranks may be in it, too.
-        self._thread.join(_GRACE_SECONDS)
-        if self._thread.is_alive():
-            self._groups.abort()
+        if not self._groups.is_aborted:
+            # What is being performed is let go on for a moment: other ranks may be in it, too.
             self._thread.join(_GRACE_SECONDS)
-        # Gloo waits all the same for a live rank that does not come, and its groups cannot end
-        # before it. Then the thread is left to it, with what it holds.
+            if self._thread.is_alive():
+                self._groups.abort()
+        self._thread.join(_GRACE_SECONDS)
+        # Of those who wait Gloo wakes none whose content was under way when the connection ended,
+        # and its groups cannot end before. Then the thread is left to it, with what it holds.
         if not self._thread.is_alive():
             self._groups.close()
 

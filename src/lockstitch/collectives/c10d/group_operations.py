@@ -136,7 +136,8 @@ class GroupOperations:
             self.device = gpu()
         self._rank = rank
         self._store = store
-        self._is_aborted = False
+        self.is_aborted = False
+        """Whether what waits for others has been ended."""
         self._found_at: dict[int, tuple[str, str]] = {}
         """At which address Gloo finds each rank, and which host that is."""
         self._groups: dict[int, Any] = {}  # torch's own stubs do not agree about them
@@ -331,7 +332,7 @@ class GroupOperations:
 
     def abort(self) -> None:
         """Ends operations that wait for others, from any thread."""
-        self._is_aborted = True
+        self.is_aborted = True
         if self._peers is not None:
             self._peers.abort()
         for connections in list(self._connections.values()):
@@ -402,7 +403,7 @@ class GroupOperations:
             work = begin()
             while not _ends_within(work, _LOOK_SECONDS):
                 bound_now()
-                if self._is_aborted:
+                if self.is_aborted:
                     # Gloo waits for a rank that lives. A thread that comes back from there to an
                     # interpreter that ends takes the whole process along (SIGABRT).
                     while not work.is_completed():
@@ -413,7 +414,7 @@ class GroupOperations:
     ) -> None:
         """Takes in at which address Gloo finds each rank of a set, and which host that is, for when
         nobody can be asked any more."""
-        if self._is_aborted:
+        if self.is_aborted:
             raise CollectiveError(f"rank {self._rank} has ended its connections")
         mine = f"{self._address or ''} {connections.port} {self._names.here}".encode()
         mine = mine[:_PLACE_BYTES].ljust(_PLACE_BYTES)

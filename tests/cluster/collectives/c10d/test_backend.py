@@ -78,3 +78,30 @@ def test_shutdown_does_not_wait_for_a_live_rank_that_does_not_come(
         assert not ending.is_alive()
         with pytest.raises(CollectiveError):
             two[0].wait(handles[0])
+
+
+def test_shutdown_after_a_loss_waits_once_for_what_gloo_does_not_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Ranks(2, "c10d by orders") as two:
+        has_begun, may_end = threading.Event(), threading.Event()
+        backend: Any = two[0]._backend
+
+        def stay(_message: object) -> None:
+            has_begun.set()
+            may_end.wait(60)
+
+        monkeypatch.setattr(two[1]._backend, "_obey", lambda _message: None)
+        monkeypatch.setattr(backend, "_obey", stay)
+        for rank in range(2):
+            two[rank].allreduce(torch.ones(1), SUM, name="sum")
+        assert has_begun.wait(30)
+        backend._hear(Lost(1))
+        waited: list[float] = []
+        monkeypatch.setattr(backend._thread, "join", waited.append)
+        two[0].shutdown()
+        assert waited == [1.0]
+        monkeypatch.undo()
+        may_end.set()
+        backend._thread.join()
+        backend._groups.close()
