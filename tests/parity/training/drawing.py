@@ -133,8 +133,10 @@ def _stepper(source: random.Random, own: list[int], steps: int) -> Stepper:
     groups = tuple([tuple(order[begin:end]) for begin, end in ends])
     options = {"lr": 0.02, "weight_decay": 0.1}
     kept = [{k: v for k, v in options.items() if source.random() < 0.4} for _ in groups]
-    added_at = source.choice((None, source.randrange(steps - 1)))
-    return replace(stepper, groups=groups, group_options=tuple(kept), added_at=added_at)
+    stepper = replace(stepper, groups=groups, group_options=tuple(kept))
+    if count and source.random() < 0.5:  # schedulers know groups from the beginning only
+        stepper = replace(stepper, added_at=source.randrange(steps - 1), scheduler="none")
+    return stepper
 
 
 def _pipeline(source: random.Random, parts: list[Part]) -> tuple[str, int, frozenset[int]]:

@@ -174,7 +174,7 @@ def _stepper(stepper: Stepper, program: Program) -> Stepper:
     if is_sparse and stepper.group_options:  # torch: no weight decay there
         kept = [{k: v for k, v in each.items() if k == "lr"} for each in stepper.group_options]
         stepper = replace(stepper, group_options=tuple(kept))
-    knows_later = program.scaler is None and kind[0] is not torch.optim.Adagrad
+    knows_later = kind[0] is not torch.optim.Adagrad
     if stepper.scheduler != "none" or len(stepper.groups) < 2 or not knows_later:
         stepper = replace(stepper, added_at=None)  # these know groups from the beginning only
     return stepper
