@@ -14,7 +14,7 @@ from tests.parity.training.choices import OPTIMIZERS, takes_sparse
 from tests.parity.training.program import IN_HALVES
 
 if TYPE_CHECKING:
-    from tests.parity.training.program import Program, Stepper
+    from tests.parity.training.program import Part, Program, Stepper
 
 _BY_FILES: Final = ("checkpoint", "async", "new world")
 
@@ -74,11 +74,16 @@ def _of_hooks(program: Program) -> Program:
 
 
 def _of_changes(program: Program) -> Program:
-    """Tied parts would be so no more, and have more parameters."""
+    """Parameters in the place of others are tied no more, and have no hooks until the part is made
+    anew in another world."""
+
+    def has_ties(part: Part) -> bool:
+        return part.kind == "tied" or "parameter hook" in part.quirks
+
     kept = [
         each
         for each in program.changes
-        if each.how != "assigned" or program.parts[each.part].kind != "tied"
+        if each.how != "assigned" or not has_ties(program.parts[each.part])
     ]
     return replace(program, changes=tuple(kept))
 
