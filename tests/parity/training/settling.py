@@ -172,6 +172,8 @@ def _stepper(stepper: Stepper, program: Program) -> Stepper:
     is_only_sparse = kind[0] is torch.optim.SparseAdam
     if is_only_sparse or (is_sparse and not takes_sparse(kind)):
         stepper = replace(stepper, optimizer=0)
+    if program.casts and kind[1].get("centered"):  # divides what was rounded by next to nothing
+        stepper = replace(stepper, optimizer=0)
     if kind[1].get("fused") and program.scaler is not None:
         stepper = replace(stepper, is_hooked=False)  # torch steps these whatever has been found
     if stepper.is_hvd and any(program.parts[each].owner != "trainer" for each in stepper.parts):
