@@ -19,6 +19,7 @@ from torch.autograd.profiler import record_function
 
 from lockstitch.compiling import opaque
 from lockstitch.ids import WorkerInfo
+from lockstitch.interrupts import elsewhere
 from lockstitch.rpc import leaving
 from lockstitch.rpc.compat import (
     AllGatherStates,
@@ -392,13 +393,20 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     worker = current_worker()
     limit = leaving.until_the_end(worker, timeout)
     try:
-        if graceful:
+        if graceful and not worker.is_ending:  # else an interrupt has struck its last steps
             leaving.keep_to(worker, timeout, partial(_leave, worker, timeout))
     except Exception:
         leaving.answer_what_is_served(worker, timeout)
         raise
     finally:
-        leaving.finish(worker, ignore_leaks=not graceful or _ignore_rref_leak, limit=limit)
+        worker.is_ending = True
+        try:
+            leaving.finish(worker, ignore_leaks=not graceful or _ignore_rref_leak, limit=limit)
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: others wait for this one to go
+            elsewhere(worker.close_apart, ())
+            raise
 
 
 def _leave(worker: Worker, timeout: float) -> None:

@@ -87,6 +87,7 @@ class Agent:
         self.pending_handshakes = PendingHandshakes(core, self.peers.judge, self._let_in)
         self._on_close: list[Callable[[], None]] = []
         self._acceptors: list[Acceptor] = []
+        self._has_ended = False
         self.add_concern(self._waited_for)
         self.handle(Cancel, self._note_cancel)
         self.handle(Leave, self.peers.note_leave)
@@ -327,18 +328,22 @@ class Agent:
         """Leaves: tells the peers, ends what waits, closes connections and threads. Threads have
         `timeout_seconds` to end, and all of it together `within_seconds`.
 
-        Returns the names of threads that still run user code when the time is over.
+        Returns the names of threads that still run user code when the time is over. Harmless when
+        repeated, as it is where an interrupt has struck it.
         """
-        if self.is_closed:
+        if self._has_ended:
             return []
         self.core.end_within(within_seconds)
-        for callback in self._on_close:
-            callback()
-        self.peers.leave(self.remaining_seconds(_STUCK_SECONDS))
-        self.core.is_closed = True
+        if not self.is_closed:
+            for callback in self._on_close:
+                callback()
+            self.peers.leave(self.remaining_seconds(_STUCK_SECONDS))
+            self.core.is_closed = True
         for acceptor in self._acceptors:
             acceptor.close()
         self.pending_handshakes.close()
         self.thread_pool.drop_backlog()
         self.peers.close()
-        return self.core.close(_TIMER_SECONDS, timeout_seconds)
+        remaining = self.core.close(_TIMER_SECONDS, timeout_seconds)
+        self._has_ended = True
+        return remaining

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import math
 import os
+import threading
 import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +26,6 @@ from lockstitch.runtime.ending import end_threads, keep_asleep, stand_still_inst
 from lockstitch.wire.encodings import PicklingRegistry
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterable, Iterator
 
     from lockstitch.ids import WorkerId, WorkerInfo
@@ -102,6 +102,9 @@ class Worker:
         self.pickling = PicklingRegistry()
         self.pickling.find = IMPORTS.find
         self.abandoned = False
+        self.is_ending = False
+        """Whether `shutdown` has begun to close it."""
+        self._closing = threading.RLock()
         self._services: dict[type[Any], object] = {}
         self.agent = Agent(
             info,
@@ -166,15 +169,20 @@ class Worker:
 
     def close(self, timeout_seconds: float = 5.0, within_seconds: float = math.inf) -> list[str]:
         """Leaves; harmless when repeated. See `Agent.close`."""
-        if not self.agent.is_closed:
-            _log.info("worker %r leaves", self.name)
-        remaining = self.agent.close(timeout_seconds, within_seconds)
-        PROCESS.note_left_running(self.agent.core.living())
-        _alive.discard(self)
-        if PROCESS.worker is self:
-            PROCESS.worker = None
-            PROCESS.has_ended = True
-        return remaining
+        with self._closing:
+            if not self.agent.is_closed:
+                _log.info("worker %r leaves", self.name)
+            remaining = self.agent.close(timeout_seconds, within_seconds)
+            PROCESS.note_left_running(self.agent.core.living())
+            _alive.discard(self)
+            if PROCESS.worker is self:
+                PROCESS.worker = None
+                PROCESS.has_ended = True
+            return remaining
+
+    def close_apart(self) -> None:
+        """An interrupt has struck what was to close it: another thread does."""
+        threading.Thread(target=self.close, name=f"{self.name}-leaving", daemon=True).start()
 
 
 def current_worker() -> Worker:
