@@ -283,8 +283,29 @@ TRAININGS = [
 ]
 
 
+def average_between_passes(rank: int) -> torch.Tensor:
+    """Weights are averaged, and inputs received, between a forward pass and its backward pass."""
+    weight, inputs = nn.Parameter(torch.full((3,), rank + 1.0)), torch.full((3,), rank + 2.0)
+    found = []
+    for _ in range(5):
+        loss = (weight * inputs * weight).sum()
+        with torch.no_grad():
+            distributed.all_reduce(weight)
+            distributed.broadcast(inputs, 1)
+        loss.backward()
+        found += [weight.detach().clone(), weight.grad]
+    return torch.cat(found)  # type: ignore[arg-type]
+
+
 def test_parameters_are_those_of_gloo_to_the_bit() -> None:
-    compare([with_many_buckets, with_large_buckets, with_unused_parameters])
+    compare(
+        [
+            with_many_buckets,
+            with_large_buckets,
+            with_unused_parameters,
+            average_between_passes,
+        ]
+    )
 
 
 def submit_in_callbacks(rank: int, size: int, file: str) -> str:
@@ -402,6 +423,20 @@ def pass_on(rank: int) -> torch.Tensor:
     return torch.cat([mine + 0, *gathered])
 
 
+def derive_collectives(rank: int) -> torch.Tensor:
+    """Functional collectives, whose results need gradients while they are under way."""
+    from torch.distributed import _functional_collectives as functional  # noqa: PLC0415 - as above
+
+    group = distributed.group.WORLD
+    inputs = (torch.arange(1.0, 9.0).view(4, 2) * (rank + 1)).requires_grad_()
+    gathered = functional.all_gather_tensor_autograd(inputs, 0, group)
+    scattered = functional.reduce_scatter_tensor_autograd(gathered * gathered, "sum", 0, group)
+    dealt = functional.all_to_all_single_autograd(scattered * 3, [2, 2], [2, 2], group)
+    (dealt * (rank + 1)).sum().backward()
+    assert inputs.grad is not None
+    return torch.cat([inputs.grad, dealt.detach()])
+
+
 @pytest.mark.slow
 def test_what_stands_on_the_collectives_gives_what_it_gives_over_gloo() -> None:
-    compare([shard, distribute, pass_on])
+    compare([shard, distribute, pass_on, derive_collectives])

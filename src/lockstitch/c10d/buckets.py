@@ -34,18 +34,20 @@ class Buckets:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def look_at(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Called by what torch calls, with the tensors of a reduction."""
+    def look_at(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Called by what torch calls, with the tensors of a reduction. Returns whether they are a
+        bucket: no graph knows it, and no other tensor may be made in its memory."""
         if len(tensors) != 1 or tensors[0].nbytes < _LEAST_BYTES or not _is_called_by_engine():
-            return
+            return False
         (bucket,) = tensors
         storage: Any = bucket.untyped_storage()
         sights = getattr(storage, _SIGHTS, 0)
         if sights > 1:
-            return
+            return True
         setattr(storage, _SIGHTS, sights + 1)
         if sights == 1 and not _is_known_otherwise(bucket):
             self._session.adopt(bucket)
+        return True
 
 
 def _is_called_by_engine() -> bool:

@@ -1,5 +1,10 @@
-"""Where results go. A session writes into contiguous memory; what a program wants elsewhere is
-copied when the operation is done."""
+"""Where results go, and what is given comes from. A session writes into contiguous memory; what a
+program wants elsewhere is copied when the operation is done.
+
+It reads and writes through tensors of its own in the memory of the program's, of which autograd
+knows nothing. Torch's own groups write beside it, too: a program may have saved a tensor for a
+backward pass, or view of it, into which it receives before that pass; and a tensor that needs no
+gradient when an operation begins may need one when it is done."""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ class Outputs:
     def flat(self, wanted: torch.Tensor) -> torch.Tensor:
         """Returns a vector into which a session may write what is wanted in that tensor. Raises
         `ValueError` for memory that may only be read."""
-        target = plain(wanted)
+        target = memory_of(wanted)
         if target.is_contiguous() and not target.is_conj() and not target.is_neg():
             return target if target.dim() == 1 else target.view(-1)
         check_outputs("this operation", [target])
@@ -52,9 +57,15 @@ class Outputs:
         self._copies = []  # only now: who finds nothing to be copied goes on
 
 
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns another tensor in the same memory, with a version and a history of its own. Raises as
+    `plain` does."""
+    return plain(tensor).data
+
+
 def flat_input(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor's elements as a vector, without a copy where they lie so."""
-    mine = plain(tensor)
+    mine = memory_of(tensor)
     return mine if mine.dim() == 1 else mine.reshape(-1)
 
 

@@ -241,8 +241,8 @@ class ProcessGroup(_TorchGroup):
         if sparse.is_sparse(mine):
             outputs = sparse.SparseOutputs(mine[0], op, self._session.names)
             return self._submit(name, sparse.allreduce(mine, op), opts, mine, outputs)
-        self._buckets.look_at(mine)
-        return self._submit(name, requests.allreduce(mine, op), opts, mine)
+        request = requests.allreduce(mine, op, is_bucket=self._buckets.look_at(mine))
+        return self._submit(name, request, opts, mine)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = _SUM) -> SessionWork | None:
         """Like `allreduce` for several tensors as one operation."""

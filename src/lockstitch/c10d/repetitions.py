@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockstitch.c10d.flight_recorder import RECORDER
 from lockstitch.c10d.futures import queue_of_callback
-from lockstitch.c10d.outputs import Outputs
+from lockstitch.c10d.outputs import Outputs, memory_of
 from lockstitch.c10d.works import NO_TIMEOUT, SessionWork
 from lockstitch.collectives import Kind
 from lockstitch.errors import CollectiveError
@@ -44,7 +44,7 @@ class Repetitions:
         if known is None or opts.timeout > NO_TIMEOUT or queue_of_callback():
             return False
         repeated, like = known
-        handle = repeated.next(tensor)
+        handle = repeated.next(memory_of(tensor))
         if handle is None:
             return False
         repetition: Repetition | None = None

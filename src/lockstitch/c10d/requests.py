@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from lockstitch.c10d.outputs import Outputs, flat_input, joined
+from lockstitch.c10d.outputs import Outputs, flat_input, joined, memory_of
 from lockstitch.collectives import Kind, Reduction, Request
 from lockstitch.collectives.operations import plain
 
@@ -22,18 +22,21 @@ if TYPE_CHECKING:
 QUEUE: Final = "collectives"
 
 
-def allreduce(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Request:
-    """All tensors together, in place."""
+def allreduce(
+    tensors: Sequence[torch.Tensor], reduction: Reduction, *, is_bucket: bool = False
+) -> Request:
+    """All tensors together, in place; `is_bucket`: see `Buckets`."""
     if len(tensors) == 1:
-        mine: tuple[torch.Tensor, ...] = (plain(tensors[0]),)
+        (tensor,) = tensors
+        mine: tuple[torch.Tensor, ...] = (plain(tensor) if is_bucket else memory_of(tensor),)
         return Request(Kind.ALLREDUCE, "", mine, mine, reduction, queue=QUEUE)
-    mine = tuple(map(plain, tensors))
+    mine = tuple(map(memory_of, tensors))
     return Request(Kind.ALLREDUCE, "", mine, mine, reduction, queue=QUEUE, is_group=True)
 
 
 def broadcast(tensors: Sequence[torch.Tensor], root: int) -> Request:
     """The tensors of one rank, in place."""
-    mine = tuple(map(plain, tensors))
+    mine = tuple(map(memory_of, tensors))
     is_group = len(mine) != 1
     return Request(Kind.BROADCAST, "", mine, mine, None, root, queue=QUEUE, is_group=is_group)
 
@@ -205,5 +208,5 @@ def barrier() -> Request:
 
 
 def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
-    mine = plain(tensor)
+    mine = memory_of(tensor)
     return mine if mine.ndim else mine.view(1)

@@ -44,17 +44,19 @@ def in_backward(function: Callable[[object], None]) -> None:
 def test_bucket_is_adopted_when_it_is_reduced_for_the_second_time(
     buckets: Buckets, session: Session
 ) -> None:
-    bucket = torch.zeros(1 << 18)
+    bucket, found = torch.zeros(1 << 18), []
     for expected in ([], [bucket.data_ptr()], [bucket.data_ptr()]):
-        in_backward(lambda _: buckets.look_at([bucket]))
+        in_backward(lambda _: found.append(buckets.look_at([bucket])))
         assert session.adopted == expected
+    assert all(found)
 
 
 def test_nothing_moves_that_python_has_a_view_of(buckets: Buckets, session: Session) -> None:
-    bucket = torch.zeros(1 << 18)
+    bucket, found = torch.zeros(1 << 18), []
     array = bucket[5:].numpy()
     for _ in range(3):
-        in_backward(lambda _: buckets.look_at([bucket]))
+        in_backward(lambda _: found.append(buckets.look_at([bucket])))
+    assert all(found)
     assert session.adopted == []
     assert array[0] == 0
 
@@ -63,7 +65,7 @@ def test_nothing_moves_that_a_program_reduces_itself(buckets: Buckets, session: 
     bucket = torch.zeros(1 << 18)
 
     def reduce() -> None:
-        buckets.look_at([bucket])
+        assert not buckets.look_at([bucket])
 
     for _ in range(3):
         reduce()
@@ -72,8 +74,9 @@ def test_nothing_moves_that_a_program_reduces_itself(buckets: Buckets, session: 
 
 
 def test_small_tensors_and_several_at_once_stay(buckets: Buckets, session: Session) -> None:
-    small, large = torch.zeros(100), torch.zeros(1 << 18)
+    small, large, found = torch.zeros(100), torch.zeros(1 << 18), []
     for _ in range(3):
-        in_backward(lambda _: buckets.look_at([small]))
-        in_backward(lambda _: buckets.look_at([large, large]))
+        in_backward(lambda _: found.append(buckets.look_at([small])))
+        in_backward(lambda _: found.append(buckets.look_at([large, large])))
+    assert not any(found)
     assert session.adopted == []
