@@ -253,6 +253,26 @@ def test_backward_pass_raises_what_its_reduction_has_failed_with() -> None:
             assert "barrier on rank 0; allreduce on rank 1" in text
 
 
+def fail_in_a_hook(rank: int, size: int, file: str) -> tuple[str, float]:
+    begin(rank, size, file)
+    module = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+
+    def hook(_state, bucket):  # type: ignore[no-untyped-def] # torch reads annotations
+        reduced = distributed.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return reduced.then(lambda done: done.value()[0] / {}["scale"])
+
+    module.register_comm_hook(None, hook)
+    told = raised(KeyError, lambda: module(torch.ones(2, 3)).sum().backward())
+    distributed.barrier()  # the group goes on
+    return told
+
+
+def test_backward_pass_raises_what_its_hook_has_failed_with() -> None:
+    with RankProcesses(2) as ranks:
+        for text, _ in ranks.run(fail_in_a_hook):
+            assert "scale" in text
+
+
 def begin_in_another_world(rank: int, size: int, file: str) -> str:
     return raised(RuntimeError, lambda: begin(rank, size + (rank == 1), file, seconds=20.0))[0]
 

@@ -46,7 +46,8 @@ class WorkFuture(torch.futures.Future[Any]):
         """Completes it with an error, which is raised where somebody asks for the value; also in
         C++: the reducer of DistributedDataParallel takes tensors out of the value by pickling it,
         and would take what torch sets here, the error itself, for a value without tensors, and
-        crash."""
+        crash. Of a hook that has failed it would say only how the value looks, not being a tensor.
+        """
         set_unwrap_function(self, _raise)
         self.set_result(_Failed(result))
 
@@ -85,6 +86,8 @@ class _Failed:
 
     def __reduce__(self) -> NoReturn:
         raise self.error
+
+    __repr__ = __reduce__
 
 
 def _raise(failed: _Failed) -> NoReturn:

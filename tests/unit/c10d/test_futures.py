@@ -11,6 +11,8 @@ from lockstitch.c10d.futures import WorkFuture, queue_of_callback
 from lockstitch.torch_internals.calls import set_unwrap_function
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 
@@ -45,12 +47,14 @@ def test_an_error_is_raised_for_whoever_asks_and_for_whoever_looks_for_tensors()
             each.value()
     told = []
     future.add_done_callback(lambda done: told.append(pickled(done)))
-    assert told == ["KeyError('bad shard')"]
+    future.add_done_callback(lambda done: told.append(pickled(done, repr)))
+    assert told == ["KeyError('bad shard')"] * 2
 
 
-def pickled(done: torch.futures.Future[Any]) -> str:
-    """What pickling the value itself raises, as the reducer of DistributedDataParallel does it."""
-    set_unwrap_function(done, pickle.dumps)
+def pickled(done: torch.futures.Future[Any], take: Callable[[Any], object] = pickle.dumps) -> str:
+    """What pickling the value itself raises, as the reducer of DistributedDataParallel does it, or
+    writing it into a message, as it does with what is no tensor."""
+    set_unwrap_function(done, take)
     try:
         done.value()
     except KeyError as error:
