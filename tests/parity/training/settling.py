@@ -96,7 +96,9 @@ def _of_zeroes(program: Program) -> Program:
 
 
 def _of_early_saves(program: Program) -> Program:
-    """Another world begins with the parts of now."""
+    """Another world begins with the parts of now, and states with the groups that there were."""
+    if any(stepper.added_at is not None for stepper in program.steppers):
+        return replace(program, saves_early=False)
     if program.saves_early and program.reload_by == "new world":
         return replace(program, reload_by="checkpoint")
     return program
