@@ -177,7 +177,8 @@ def _stepper(stepper: Stepper, program: Program) -> Stepper:
     if program.casts and kind[1].get("centered"):  # divides what was rounded by next to nothing
         stepper = replace(stepper, optimizer=0)
     if kind[1].get("fused") and program.scaler is not None:
-        stepper = replace(stepper, is_hooked=False)  # torch steps these whatever has been found
+        # Torch steps these whatever has been found, and makes states of what is new.
+        stepper = replace(stepper, is_hooked=False, added_at=None)
     if stepper.is_hvd and any(program.parts[each].owner != "trainer" for each in stepper.parts):
         stepper = replace(stepper, is_hvd=False)
     if is_sparse and stepper.group_options:  # torch: no weight decay there
