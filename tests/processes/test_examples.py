@@ -151,6 +151,14 @@ def test_replicas_with_a_table_elsewhere_equal_one_process():
     assert numbers("from one process", output)[0] < 1e-9
 
 
+def test_replicas_of_a_pipeline_equal_one_process(run_example):
+    output = run_example("pipeline_replicas", 4, "20")
+
+    assert numbers("at last", output)[0] < 0.8 * numbers("at first", output)[0]
+    assert numbers("between replicas", output) == [0.0]
+    assert numbers("from one process", output)[0] < 1e-12
+
+
 @pytest.mark.slow  # `test_elastic` has a program of this kind
 def test_elastic_training_goes_on_when_a_worker_has_died():
     launcher = ["lockstitch", "run", "--min-np", "1", "-np"]
