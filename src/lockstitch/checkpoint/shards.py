@@ -15,6 +15,7 @@ that was written.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -75,7 +76,8 @@ def read_shard(folder: Folder, shard: Shard, names: Iterable[str]) -> dict[str, 
     `ValueError` when the file is not the one that was written, `OSError` when there is none."""
     with _opened(folder, shard) as file:
         plain = json.loads(file.metadata()[_HEADER_KEY])
-        return {name: decode(plain[name], file.get_tensor) for name in names}
+        # What a state has in two places is one tensor again, here and in `fetch`.
+        return {name: decode(plain[name], functools.cache(file.get_tensor)) for name in names}
 
 
 def fetch(folder: Folder, shards: Iterable[Shard], state: Any) -> Any:
@@ -85,6 +87,7 @@ def fetch(folder: Folder, shards: Iterable[Shard], state: Any) -> Any:
     with contextlib.ExitStack() as stack:
         files: dict[str, Any] = {}
 
+        @functools.cache
         def tensor(stored: Stored) -> torch.Tensor:
             file = files.get(stored.worker)
             if file is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import torch
+from torch import is_tensor
 
 from lockstitch.optim.groups import NAMES, PARAMS
 
@@ -62,15 +62,11 @@ def join_states(
     packed = []
     for index, given in enumerate(groups):
         options = told.get(index, given)
-        # Tensors are those given, since groups may share them.
-        own = {k: v for k, v in given.items() if k == NAMES or _are_tensors(v, options.get(k))}
+        # Tensors are those given, since groups may share them; an owner may say only where its are.
+        own = {k: v for k, v in given.items() if k == NAMES or (k in options and is_tensor(v))}
         options = {**options, **own}
         packed.append({**options, PARAMS: [next(following) for _ in given[PARAMS]]})
     return {"state": dict(sorted(joined.items())), "param_groups": packed}
-
-
-def _are_tensors(*values: object) -> bool:
-    return all(isinstance(each, torch.Tensor) for each in values)
 
 
 def _places(share: Share, state: dict[str, Any], group: int) -> list[int]:

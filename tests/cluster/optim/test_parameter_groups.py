@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from lockstitch import autograd, rpc
+from lockstitch import autograd, checkpoint, rpc
 from lockstitch.errors import PeerDiedError, RRefError, SerializationError
 from lockstitch.optim import DistributedOptimizer, named_parameters_of, parameters_of
 from lockstitch.rref.service import ReferenceService
@@ -131,6 +131,33 @@ def test_a_default_that_is_a_tensor_is_one_for_all_groups_as_in_torch(cluster, m
     state = optimizer.state_dict()["param_groups"]
     assert state[1]["lr"] is state[2]["lr"]
     assert state[1]["lr"] is not optimizer.param_groups[1]["lr"]
+
+
+def test_groups_share_a_tensor_after_a_checkpoint_if_they_did_before(cluster, modules, tmp_path):
+    """As with `torch.save`: in torch a loaded state shares what the saved one did."""
+
+    def rates(optimizer, reload) -> list[float]:
+        optimizer.param_groups[0]["lr"] = torch.tensor(1.0)  # equal, and of this group alone
+        reload(optimizer)
+        optimizer.param_groups[0]["lr"].mul_(0.5)
+        optimizer.param_groups[1]["lr"].mul_(0.25)
+        return [float(group["lr"]) for group in optimizer.param_groups]
+
+    def by_checkpoint(optimizer) -> None:
+        checkpoint.save(tmp_path / "ours", {"optimizer": optimizer})
+        checkpoint.load(tmp_path / "ours", {"optimizer": optimizer})
+
+    def by_file(optimizer) -> None:
+        torch.save(optimizer.state_dict(), tmp_path / "plain")
+        optimizer.load_state_dict(torch.load(tmp_path / "plain"))
+
+    given = [{"params": parameters_of(module)} for module in modules]
+    optimizer = DistributedOptimizer(optim.Adam, given, lr=torch.tensor(1.0))
+    plain = optim.Adam([{"params": [torch.ones(1)]} for _ in modules], lr=torch.tensor(1.0))
+    assert rates(optimizer, by_checkpoint) == rates(plain, by_file) == [0.5, 0.25, 0.25]
+    optimizer.param_groups[0]["sent"] = True
+    assert optimizer.param_groups[0]["sent"]  # so that all is sent
+    assert _by_group(optimizer, "lr") == [0.5, 0.25, 0.25]
 
 
 def _by_group(optimizer: DistributedOptimizer, key: str) -> list[float]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lockstitch.checkpoint.shards import (
+    fetch,
     read_manifest,
     read_shard,
     remove_failed,
@@ -16,7 +17,7 @@ from lockstitch.checkpoint.shards import (
     write_shard,
 )
 from lockstitch.checkpoint.storage import open_folder
-from lockstitch.checkpoint.structure import copy_states
+from lockstitch.checkpoint.structure import Stored, copy_states
 
 FIRST, SECOND = "1" * 32, "2" * 32
 STATES = {"model": {"w": torch.arange(4.0)}, "steps": {"n": 3, "seen": (1, None)}}
@@ -40,6 +41,16 @@ def test_what_was_written_is_read(folder, tmp_path) -> None:
     assert read["steps"] == STATES["steps"]
     assert torch.equal(read["model"]["w"], STATES["model"]["w"])
     assert read_shard(folder, shard, ["steps"]).keys() == {"steps"}
+
+
+def test_what_a_state_has_in_two_places_is_one_tensor_again(folder) -> None:
+    shared = torch.ones(2)
+    states = {"a": [shared, shared, torch.ones(2)], "b": [Stored("ps", "a.0"), Stored("ps", "a.0")]}
+    shard = write_shard(folder, FIRST, "ps", copy_states(states))
+    first, second, other = read_shard(folder, shard, ["a"])["a"]
+    assert first is second is not other
+    found = fetch(folder, [shard], read_shard(folder, shard, ["b"])["b"])
+    assert found[0] is found[1]
 
 
 def test_the_former_checkpoint_stands_until_the_manifest_is_replaced(folder, tmp_path) -> None:
