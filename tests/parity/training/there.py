@@ -166,12 +166,16 @@ class There(Trainer):
             "mapped": lambda: rpc.group([owner]).map(
                 functools.partial(apply, layer, parts.run, x), [ids]
             )[0],
-            "stream": lambda: next(rpc.stream(owner, produce, (layer, x, ids))),
+            "stream": lambda: self.streamed(place, x, ids),
             "recomputed": lambda: parts.recompute(self.carried(module), x, ids),
             "slots": lambda: self.in_slots(place)(x, ids),
             "forks": lambda: self.in_slots(place)(x, ids),
         }
         return ways[way]()
+
+    def streamed(self, place: int, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        with rpc.stream(self.owners[place], produce, (self.layers[place], x, ids)) as items:
+            return next(items)
 
     def in_slots(self, place: int) -> Any:
         """A part of this worker, on two slots."""
