@@ -17,6 +17,7 @@ from lockstitch.c10d.outputs import Outputs, flat_input
 from lockstitch.c10d.works import NO_TIMEOUT
 from lockstitch.collectives.mappings import check_outputs
 from lockstitch.errors import CollectiveError, RankLostError
+from lockstitch.unversioned import UNVERSIONED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +128,7 @@ class GlooWork(distributed.Work):
             with self._finishing:  # as in `SessionWork.finish`
                 if self._outputs.are_copied:
                     self._outputs.copy_back()
+        UNVERSIONED.note([self._tensor])
         return bool(is_there)
 
     def is_completed(self) -> bool:

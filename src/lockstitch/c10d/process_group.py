@@ -34,6 +34,7 @@ from lockstitch.c10d.works import NO_TIMEOUT, SessionWork
 from lockstitch.collectives import SessionOptions, open_session
 from lockstitch.errors import CollectiveError, StalledError
 from lockstitch.modes import in_plain_modes
+from lockstitch.unversioned import UNVERSIONED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -492,6 +493,7 @@ class ProcessGroup(_TorchGroup):
             except CollectiveError:
                 pass  # explained by the work
             else:
+                UNVERSIONED.note(results)
                 if not callback:
                     self._repetitions.learn(handle, entry)
                 return None
@@ -500,9 +502,12 @@ class ProcessGroup(_TorchGroup):
     def _is_done_again(self, tensors: Tensors, what: Reduction | int, opts: Any) -> bool:
         """Whether this was one of the `Repetitions`, and is done."""
         is_awaited = not getattr(opts, "asyncOp", True)
-        return (
-            len(tensors) == 1 and is_awaited and self._repetitions.perform(tensors[0], what, opts)
-        )
+        if len(tensors) != 1 or not is_awaited:
+            return False
+        is_done = self._repetitions.perform(tensors[0], what, opts)
+        if is_done:
+            UNVERSIONED.note(tensors)
+        return is_done
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self._size:

@@ -18,6 +18,7 @@ from torch import distributed
 from lockstitch.c10d.flight_recorder import RECORDER, Entry
 from lockstitch.c10d.futures import WorkFuture
 from lockstitch.errors import CollectiveError, StalledError
+from lockstitch.unversioned import UNVERSIONED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +94,7 @@ class SessionWork(distributed.Work):
             with self._finishing:  # who comes meanwhile waits until they are there
                 if self._outputs.are_copied:
                     self._outputs.copy_back(self._handle)
+        UNVERSIONED.note(self._results)
 
     def wait_for(self, seconds: float) -> None:
         """Returns when it is done, or raises `StalledError` after so long. Polls: a program that

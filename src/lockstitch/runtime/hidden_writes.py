@@ -3,7 +3,8 @@
 A tensor's version counts what is written through the tensor itself, but two kinds of optimizers'
 steps are not counted: one that steps while backward passes are in flight writes through an alias,
 of which it is the point that no graph hears of it (`lockstitch.optim.local`); and torch's fused
-optimizers leave versions as they are. Whoever keeps copies equal to tensors must hear of both.
+optimizers leave versions as they are. Nor is what the c10d backend writes
+(`lockstitch.unversioned`). Whoever keeps copies equal to tensors must hear of all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from torch.optim import optimizer as theirs
 
-from lockstitch.torch_internals.tensors import versions_of
+from lockstitch.unversioned import UNVERSIONED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -84,7 +85,7 @@ def _own_states(
     tensors: Collection[torch.Tensor], fused_steps: Sequence[tuple[torch.optim.Optimizer, int]]
 ) -> list[Any]:
     """`HiddenWrites.states_of`, of what is written through these themselves."""
-    states: list[Any] = versions_of(tensors)
+    states = UNVERSIONED.states_of(tensors)
     for optimizer, step in fused_steps:
         groups = [group["params"] for group in optimizer.param_groups if group.get("fused")]
         stepped = set(map(id, itertools.chain(*groups)))

@@ -41,7 +41,7 @@ from lockstitch.nn.slots.device_execution import DeviceExecutor, at_home
 from lockstitch.nn.slots.failures import Failure, describe
 from lockstitch.nn.slots.replicas import matching, replicate_here
 from lockstitch.nn.slots.slot_thread import SlotThread, attempt
-from lockstitch.torch_internals.tensors import versions_of
+from lockstitch.unversioned import UNVERSIONED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,7 +121,7 @@ class CudaSlot(Slot):
         self._copied = [
             i for i, leaf in enumerate(copies) if leaf.device != self._originals[i].device
         ]
-        self._sent = versions_of(self._originals)
+        self._sent = UNVERSIONED.states_of(self._originals)
         self._thread = SlotThread(self.name)
         self._answers: dict[Key, SimpleQueue[_Answer]] = {}
         self._passes: dict[int, _Pass] = {}
@@ -134,10 +134,10 @@ class CudaSlot(Slot):
             return
         mode = self._drawing.mode(request.modes.is_grad_enabled)
         self.statistics.passes += 1
-        versions = versions_of(self._originals)
-        stale = [i for i in self._copied if versions[i] != self._sent[i]]
+        states = UNVERSIONED.states_of(self._originals)
+        stale = [i for i in self._copied if states[i] != self._sent[i]]
         for i in stale:
-            self._sent[i] = versions[i]
+            self._sent[i] = states[i]
             self.statistics.parameter_bytes += self._originals[i].nbytes
         executor, originals, estimate = self._executor, self._originals, self._estimate
 

@@ -40,6 +40,7 @@ from lockstitch.torch_internals.modules import (
     parameters_of,
 )
 from lockstitch.torch_internals.tensors import UNKNOWN, known_versions_of, swap_tensors, version_of
+from lockstitch.unversioned import UNVERSIONED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -60,8 +61,8 @@ class Deleted:
 
 TableEntry: TypeAlias = "tuple[dict[str, Any], str]"
 """A table of a module (of parameters or buffers), and a name in it."""
-_State: TypeAlias = "tuple[torch.Tensor | None, int, object]"
-"""A tensor, its version, and its `_place`."""
+_State: TypeAlias = "tuple[torch.Tensor | None, tuple[int, int], object]"
+"""A tensor, the number of writes to it, and its `_place`."""
 
 
 def places_of_others(modules: Iterable[nn.Module]) -> list[TableEntry]:
@@ -370,8 +371,13 @@ def _storage_of(tensor: torch.Tensor) -> int | None:
 
 
 def _mark(tensor: torch.Tensor) -> object:
-    """What becomes another one when somebody writes to the tensor, as far as torch counts."""
-    return 0 if tensor.is_inference() else version_of(tensor), place_of(tensor)
+    """What becomes another one when somebody writes to the tensor, as far as that is counted."""
+    return _writes_to(tensor, unknown=0), place_of(tensor)
+
+
+def _writes_to(tensor: torch.Tensor, unknown: int = UNKNOWN) -> tuple[int, int]:
+    version = unknown if tensor.is_inference() else version_of(tensor)
+    return version, UNVERSIONED.number_of(tensor)
 
 
 def tensors_held_by(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
@@ -399,9 +405,8 @@ def _tensors_in(value: object) -> Iterable[torch.Tensor]:
 def _state(table: dict[str, Any], name: str) -> _State:
     tensor = table.get(name)
     if tensor is None:
-        return None, 0, None
-    version = UNKNOWN if tensor.is_inference() else version_of(tensor)
-    return tensor, version, place_of(tensor)
+        return None, (0, 0), None
+    return tensor, _writes_to(tensor), place_of(tensor)
 
 
 def _overlaps(places: Iterable[TableEntry], leaves: Iterable[torch.Tensor]) -> list[bool]:
@@ -439,7 +444,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _is_other(old: _State | None, new: _State) -> bool:
-    return old is None or old[0] is not new[0] or old[1:] != new[1:] or new[1] == UNKNOWN
+    return old is None or old[0] is not new[0] or old[1:] != new[1:] or new[1][0] == UNKNOWN
 
 
 def _differs(now: Any, before: Any) -> bool:
