@@ -36,6 +36,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from lockstitch.imports import IMPORTS
+from lockstitch.interrupts import elsewhere
 from lockstitch.runtime.call_limit import CallLimit
 from lockstitch.runtime.inherited import INHERITED
 from lockstitch.runtime.monitor import Checks, Monitor, Sight
@@ -133,9 +134,11 @@ class ThreadPool:
             if self._calls.line_up(call) and not self._is_one_coming:
                 self._is_one_coming = True
                 self._threads.assign(self._run_backlog)
-        except BaseException:  # an interrupt, after which nobody may be coming
+        except Exception:  # the system has no more threads
             self._is_one_coming = False
-            self._threads.assign(self._run_backlog)
+            raise
+        except BaseException:  # an interrupt, after which nobody may be coming
+            elsewhere(self._threads.assign, (self._run_backlog,))
             raise
 
     def spawn(self, task: Callable[[], None]) -> None:

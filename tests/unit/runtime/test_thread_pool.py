@@ -16,7 +16,12 @@ from lockstitch.runtime.monitor import Sight
 from lockstitch.runtime.thread_pool import ThreadPool
 from lockstitch.transport.memory_streams import MemoryPoller
 from tests.unit.runtime.stage import PATIENCE_SECONDS, Background, wait_until
-from tests.unit.wire.interrupts import Interrupter, interrupted, strike_everywhere
+from tests.unit.wire.interrupts import (
+    Interrupter,
+    interrupted,
+    interrupted_again,
+    strike_everywhere,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -271,6 +276,20 @@ def test_an_interrupt_while_a_call_is_submitted_takes_no_place_for_good(scene: S
         return striker
 
     assert strike_everywhere(attempt) > 1
+
+
+def test_a_second_interrupt_leaves_no_submitted_call_behind(scene: Scene) -> None:
+    modules = [f"lockstitch.runtime.{name}" for name in ("thread_pool", "call_limit", "threads")]
+    with interrupted_again((), *modules) as unstruck:
+        scene.thread_pool.submit(lambda: None)
+    for first in range(1, unstruck.seen + 1):
+        for second in range(1, 6):
+            with interrupted_again((first, second), *modules) as interrupter:
+                scene.thread_pool.submit(lambda: None)
+            wait_until(
+                lambda: scene.thread_pool.running == 0 and scene.thread_pool.is_resting,
+                f"struck at {interrupter.where}",
+            )
 
 
 def test_quick_functions_that_block_after_all_respect_the_limit_too(scene: Scene) -> None:
