@@ -123,9 +123,6 @@ class LocalOptimizer:
                     if parameter is not alias and not parameter.is_set_to(alias):
                         # The optimizer replaced the storage instead of writing into it.
                         parameter.data = alias.data
-                # All threads of a process share what autocast has cast, until one of them leaves
-                # it: another call that is in it now would hand the weights of before to the next.
-                torch.clear_autocast_cache()
             return _changed(before, self.optim.param_groups)
 
     def alias_of(self, tensor: torch.Tensor) -> torch.Tensor | None:

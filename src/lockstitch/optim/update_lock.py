@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from lockstitch.runtime.worker import Worker
 
@@ -31,4 +33,9 @@ class UpdateLock:
                 self._lock.acquire()
 
     def __exit__(self, *_exception: object) -> None:
-        self._lock.release()
+        try:
+            # All threads of a process share what autocast has cast, until one of them leaves it:
+            # another call that is in it now would hand the values of before to the next.
+            torch.clear_autocast_cache()
+        finally:
+            self._lock.release()

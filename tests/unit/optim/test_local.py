@@ -60,31 +60,6 @@ def test_a_graph_that_saved_a_parameter_survives_a_step() -> None:
     assert torch.allclose(weight.grad, features.detach().t() @ torch.ones(2, 3))
 
 
-def test_who_comes_after_a_step_casts_new_weights_while_another_thread_is_in_autocast() -> None:
-    weight = parameter()
-    optimizer = local(optim.SGD, [weight], lr=64.0)
-    has_cast, may_end = threading.Event(), threading.Event()
-
-    def run() -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return torch.ones(1, 3) @ weight
-
-    def linger() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            run()
-            has_cast.set()
-            may_end.wait()
-
-    other = threading.Thread(target=linger)
-    other.start()
-    has_cast.wait()
-    optimizer.step({weight: torch.ones(3, 3)})
-    seen = run()
-    may_end.set()
-    other.join()
-    assert torch.equal(seen, run())
-
-
 def test_the_plain_optimizer_would_have_broken_that_graph() -> None:
     weight = parameter()
     optimizer = optim.SGD([weight], lr=0.1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import torch
+
 from lockstitch.optim.update_lock import UpdateLock
 from lockstitch.testing.cluster import LocalCluster
 
@@ -47,3 +49,28 @@ def test_an_error_ends_the_turn() -> None:
             pass
         with turns:
             pass
+
+
+def test_who_comes_after_a_turn_casts_new_values_while_another_thread_is_in_autocast() -> None:
+    weight = torch.ones(3, 3, requires_grad=True)
+    has_cast, may_end = threading.Event(), threading.Event()
+
+    def run() -> float:
+        with torch.autocast("cpu", torch.bfloat16):
+            return float((torch.ones(1, 3) @ weight).detach().sum())
+
+    def linger() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            run()
+            has_cast.set()
+            may_end.wait(10)
+
+    other = threading.Thread(target=linger)
+    other.start()
+    has_cast.wait(10)
+    with LocalCluster(1) as cluster, UpdateLock.of(cluster[0]):
+        weight.data.mul_(64)
+    seen = run()
+    may_end.set()
+    other.join()
+    assert seen == 9 * 64
