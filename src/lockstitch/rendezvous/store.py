@@ -81,8 +81,7 @@ def open_store(
         _check_folder(init_method)
         url = _with_members(init_method, rank, world_size)
         try:
-            with silence_bounded(_silence_seconds()):
-                store = _open_by_torch(url, rank, timeout_seconds)
+            store = _open_by_torch(url, rank, timeout_seconds)
         except (ValueError, RuntimeError) as error:
             advised = _advised(error, init_method, rank)
             if advised is None:
@@ -138,7 +137,8 @@ def _open_by_torch(url: str, rank: int, timeout_seconds: float) -> Store:
         # it takes every address for that of torchrun's store, so that nobody would host this one.
         if stray or _agent_hosts_stores():
             return _hosted("localhost" if stray else address.host, address.port, timeout)
-    store: Store = next(rendezvous(url, timeout=timeout))[0]
+    with silence_bounded(_silence_seconds()):
+        store: Store = next(rendezvous(url, timeout=timeout))[0]
     return store
 
 

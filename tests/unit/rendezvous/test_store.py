@@ -19,8 +19,10 @@ from torch.distributed import (
 
 from lockstitch.link.pulse import VARIABLE
 from lockstitch.link.sockets import _sockets_of_tcp
+from lockstitch.rendezvous.arrivals import ARRIVALS
 from lockstitch.rendezvous.store import another_client, missing_keys, open_store, read_all
 from tests.unit.rendezvous.groups import each_kind_of_store, new_store
+from tests.unit.runtime.stage import Background, wait_until
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHERS = "LOCKSTITCH_STORE"
@@ -239,6 +241,22 @@ def test_connections_to_the_store_end_when_its_host_falls_silent(environment):
     more = another_client(ours)
     assert sorted(silence_of(hosted.port)) == [0, 0, 2000, 2000]
     del waits, more
+
+
+def test_what_a_program_opens_meanwhile_may_be_silent_as_long_as_before(environment):
+    environment.setenv(VARIABLE, "2.5")
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        opened = Background(open_store, f"tcp://127.0.0.1:{port}", 1, 2)
+        wait_until(lambda: ARRIVALS.waits(None))
+        with socket.create_connection(other.getsockname()):
+            reserved.close()
+            hosted = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+            ours = opened.result()
+            assert 2000 in silence_of(port)
+            assert silence_of(other.getsockname()[1]) == [0]
+        del ours, hosted
 
 
 class LostStore(Store):
