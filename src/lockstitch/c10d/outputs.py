@@ -3,7 +3,7 @@ program wants elsewhere is copied when the operation is done.
 
 It reads and writes through tensors of its own in the memory of the program's, of which autograd
 knows nothing. Torch's own groups write beside it, too: a program may have saved a tensor for a
-backward pass, or view of it, into which it receives before that pass; and a tensor that needs no
+backward pass, or a view of it, into which it receives before that pass; and a tensor that needs no
 gradient when an operation begins may need one when it is done."""
 
 from __future__ import annotations
