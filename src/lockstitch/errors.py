@@ -194,6 +194,10 @@ class CollectiveError(LockstitchError):
 class MismatchError(CollectiveError):
     """Ranks submitted under one name what does not fit together; raised on each of them."""
 
+    elements: Mapping[int, int] = {}
+    """How many elements each rank has submitted, where they differ in nothing else and that is
+    known."""
+
 
 class RankLostError(CollectiveError, ConnectionError):
     """A rank died or shut down while others needed it."""

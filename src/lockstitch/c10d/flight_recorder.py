@@ -66,7 +66,7 @@ class GroupLabel:
         handle: Handle[Any] | None = session.in_flight(key) if session is not None else None
         return handle is not None and handle.submitted_at == submitted_at
 
-    def note_failure(self, handle: Handle[Any]) -> None:
+    def note_failure(self, handle: Handle[Any], _error: BaseException) -> None:
         """An operation has failed, perhaps one whose error nobody will ask for."""
         if len(self._failed) >= _DEFAULT_SIZE:
             del self._failed[next(iter(self._failed))]

@@ -49,7 +49,7 @@ class GlooMessages:
         return self._begun(entry, lambda: self._gloo.send([mine], to, tag), tensor, Outputs())
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> GlooWork:
-        """Begins to receive into the tensor, of as many elements as are sent."""
+        """Begins to receive into the tensor, of as many elements as are sent or more."""
         into, outputs = self._into(tensor)
         entry = self._group.recorded_message(f"recv {self._rank}<-{source}", into)
         return self._begun(entry, lambda: self._gloo.recv([into], source, tag), tensor, outputs)
@@ -63,7 +63,7 @@ class GlooMessages:
     def _into(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Outputs]:
         """Where Gloo may write what is wanted in a tensor."""
         outputs = Outputs()
-        into = outputs.flat(tensor)
+        into = outputs.kept(tensor)
         check_outputs("this receive", [into])
         return into, outputs
 

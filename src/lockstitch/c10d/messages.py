@@ -5,21 +5,31 @@ same memory as all else: the kth send of a rank with some tag meets the kth rece
 A send is done when the other rank receives, as with Gloo. Receiving from any rank looks for a
 message that some rank has submitted, and then receives that.
 
+A message may be shorter than the tensor that receives it, whose rest stays as it is: Gloo takes
+that, and programs send what only they know the size of. The broadcast is refused then, on both
+ranks alike, and each begins another one, of as many elements as there are.
+
 Between hosts torch's own group of Gloo sends and receives (`gloo_messages`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from torch import distributed
 
 from lockstitch.c10d.outputs import Outputs, flat_input
 from lockstitch.c10d.repetitions import learn
-from lockstitch.c10d.works import NO_TIMEOUT, MessageWork
+from lockstitch.c10d.works import NO_TIMEOUT, SessionWork
 from lockstitch.collectives import Kind, Request
-from lockstitch.errors import CollectiveError
+from lockstitch.collectives.requests import GLOBAL_SET
+from lockstitch.errors import CollectiveError, MismatchError
+from lockstitch.interrupts import elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,11 +66,17 @@ class Messages:
     """What one rank sends and receives over a session's pairs."""
 
     def __init__(self, group: Membership) -> None:
-        self._group = group
+        self.group = group
         self._session = group.session
         self._rank = group.session.rank
         self._ways: dict[tuple[int, int, int], _Way] = {}
         """By who sends, who receives, and the tag."""
+        self._refused: deque[tuple[Handle[Any], int]] = deque()
+        """What is to be begun once more, of so many elements, in the order of its refusal, which is
+        the same on both ranks."""
+        self._beginning_again = threading.Lock()
+        self._again: WeakKeyDictionary[Handle[Any], Handle[Any]] = WeakKeyDictionary()
+        self._session.observers.failed = self._note_failure
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
         """Begins to send; the tensor must not change before the work is done."""
@@ -68,10 +84,10 @@ class Messages:
         return self._begun(way, flat_input(tensor), tensor, Outputs())
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> MessageWork:
-        """Begins to receive into the tensor, of as many elements as are sent."""
+        """Begins to receive into the tensor, of as many elements as are sent or more."""
         outputs = Outputs()
         way = self._way(source, self._rank, tag)
-        return self._begun(way, outputs.flat(tensor), tensor, outputs)
+        return self._begun(way, outputs.kept(tensor), tensor, outputs)
 
     def _way(self, source: int, to: int, tag: int) -> _Way:
         way = self._ways.get((source, to, tag))
@@ -92,7 +108,7 @@ class Messages:
         if known is not None:
             again = self._begun_again(way, known, vector)
             if again is not None:
-                return MessageWork(self._group, *again, tensor, outputs, way.source)
+                return MessageWork(self, *again, tensor, outputs, way.source)
         source, queue, pair, name = way.source, way.queue, way.pair, way.name
         whole = (vector,)
         try:
@@ -100,10 +116,10 @@ class Messages:
                 Request(Kind.BROADCAST, "", whole, whole, None, source, None, pair, queue=queue)
             )
         except CollectiveError as error:
-            raise self._group.explained(error, f"{name}, in {self._group.label}") from error
-        entry = self._group.recorded(handle, name, (), 0.0, is_message=True)
+            raise self.group.explained(error, f"{name}, in {self.group.label}") from error
+        entry = self.group.recorded(handle, name, (), 0.0, is_message=True)
         learn(way.known, kind, self._session, handle, entry, most=_MOST_KNOWN)
-        return MessageWork(self._group, handle, entry, tensor, outputs, source)
+        return MessageWork(self, handle, entry, tensor, outputs, source)
 
     def _begun_again(
         self, way: _Way, known: tuple[Repeated, Entry], vector: torch.Tensor
@@ -116,21 +132,52 @@ class Messages:
         try:
             if not repeated.begin(handle):
                 return None
-            repetition = self._group.repeated(like, handle.submitted_at)
+            repetition = self.group.repeated(like, handle.submitted_at)
             repeated.submit(handle)
         except BaseException as error:
             repeated.withdraw(handle, error)
             if isinstance(error, CollectiveError):
-                raise self._group.explained(error, f"{way.name}, in {self._group.label}") from error
+                raise self.group.explained(error, f"{way.name}, in {self.group.label}") from error
             raise
         return handle, repetition
+
+    def _note_failure(self, handle: Handle[Any], error: BaseException) -> None:
+        """A message that is shorter than the tensor for it is begun once more, also while nobody
+        waits for it here: the other rank may."""
+        request = handle.request
+        elements = error.elements if isinstance(error, MismatchError) else {}
+        count = elements.get(request.root, -1)
+        if request.process_set != GLOBAL_SET and 0 <= count <= min(elements.values()):
+            self._refused.append((handle, count))
+            elsewhere(self._begin_shorter, ())
+        else:
+            self.group.label.note_failure(handle, error)
+
+    def instead_of(self, handle: Handle[Any]) -> Handle[Any] | None:
+        """The handle of a message that was begun once more; None where that was not done. Raises
+        why nothing can begin any more."""
+        if handle not in self._again:
+            self._begin_shorter()
+            self._session.check()
+        return self._again.get(handle)
+
+    def _begin_shorter(self) -> None:
+        with self._beginning_again, contextlib.suppress(CollectiveError):  # told by `instead_of`
+            while self._refused:
+                handle, count = self._refused[0]
+                (vector,) = handle.request.tensors
+                whole = (vector[:count],)
+                queue = f"{handle.request.queue}, shorter"
+                request = replace(handle.request, tensors=whole, outputs=whole, queue=queue)
+                self._again[handle] = self._session.submit(request)
+                self._refused.popleft()
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> AnySourceWork:
         """Begins to receive from whoever sends first."""
         for peer in range(self._session.size):
             if peer != self._rank:
                 self._session.open_pair(peer)
-        return AnySourceWork(self, self._group, tensor, tag)
+        return AnySourceWork(self, self.group, tensor, tag)
 
     def sender(self, tag: int) -> int | None:
         """Returns a rank that has sent something with this tag for which nobody here waits."""
@@ -146,6 +193,54 @@ class Messages:
         for peer in range(self._session.size):
             if peer != self._rank:
                 self._session.open_pair(peer)
+
+
+class MessageWork(SessionWork):
+    """A message on its way from a rank, or to it."""
+
+    has_future = False
+
+    def __init__(
+        self,
+        messages: Messages,
+        handle: Handle[Any],
+        entry: Entry | Repetition,
+        tensor: torch.Tensor,
+        outputs: Outputs,
+        source: int,
+    ) -> None:
+        super().__init__(messages.group, handle, entry, [tensor], outputs)
+        self._messages = messages
+        self._source = source
+
+    def _limit_seconds(self) -> float:
+        return 0.0  # the group's
+
+    def _goes_on(self, refused: Handle[Any]) -> bool:
+        again = self._messages.instead_of(refused)
+        if again is None:
+            return False
+        self._handle = again
+        return True
+
+    def _is_over(self) -> bool:
+        handle = self._handle
+        if not super()._is_over():
+            return False
+        try:
+            handle.result()
+        except MismatchError:
+            with contextlib.suppress(CollectiveError):  # told by `finish`
+                return not self._goes_on(handle)
+        except CollectiveError:
+            pass
+        return True
+
+    def source_rank(self) -> int:
+        """The rank, in the group, that has sent it."""
+        return self._source
+
+    _source_rank = source_rank
 
 
 class AnySourceWork(distributed.Work):

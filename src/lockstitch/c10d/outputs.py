@@ -48,6 +48,13 @@ class Outputs:
         """`flat` for each."""
         return [self.flat(each) for each in wanted]
 
+    def kept(self, wanted: torch.Tensor) -> torch.Tensor:
+        """`flat`, with what is in the tensor now: perhaps not all of it is written."""
+        vector = self.flat(wanted)
+        if self._copies:
+            vector.copy_(memory_of(wanted).reshape(-1))
+        return vector
+
     @in_plain_modes
     def copy_back(self, _handle: Handle[Any] | None = None) -> None:
         """The operation is done: copies what the program wants elsewhere; once. Not for several

@@ -118,13 +118,13 @@ class ProcessGroup(_TorchGroup):
         reports = Reports(store, session.rank) if session.size > 1 else None
         self._group = Membership(session, label, self._completions, reports)
         self._repetitions = Repetitions(self._group)
+        session.observers.stall = self._group.warn_of_stall
+        session.observers.failed = label.note_failure
         self._messages: Messages | GlooMessages
         if session.has_pairs:
             self._messages = Messages(self._group)
         else:
             self._messages = GlooMessages(self._group, timeout)
-        session.observers.stall = self._group.warn_of_stall
-        session.observers.failed = label.note_failure
         self._splits = 0
         OPEN_GROUPS.add(self)
 
@@ -428,7 +428,7 @@ class ProcessGroup(_TorchGroup):
         self._completions.close()
         # Without a cycle the memory that ranks share is unmapped as soon as it may be.
         observers = self._session.observers
-        observers.stall = observers.ended = None
+        observers.stall = observers.ended = observers.failed = None
 
     def abort(self) -> None:
         """The same as `shutdown`."""

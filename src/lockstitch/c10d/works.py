@@ -17,7 +17,7 @@ from torch import distributed
 
 from lockstitch.c10d.flight_recorder import RECORDER, Entry
 from lockstitch.c10d.futures import WorkFuture
-from lockstitch.errors import CollectiveError, StalledError
+from lockstitch.errors import CollectiveError, MismatchError, StalledError
 from lockstitch.unversioned import UNVERSIONED
 
 if TYPE_CHECKING:
@@ -84,24 +84,36 @@ class SessionWork(distributed.Work):
 
     def finish(self) -> None:
         """Waits as long as it takes, and raises what went wrong."""
+        handle = self._handle
         try:
-            self._session.wait(self._handle)
+            self._session.wait(handle)
         except StalledError as error:
             raise self._group.explained(error, self._what(), self.missing() or ()) from error
         except CollectiveError as error:
-            raise self._group.explained(error, self._what()) from error
+            if not isinstance(error, MismatchError) or not self._goes_on(handle):
+                raise self._group.explained(error, self._what()) from error
+            self.finish()
+            return
         if self._outputs.are_copied:
             with self._finishing:  # who comes meanwhile waits until they are there
                 if self._outputs.are_copied:
                     self._outputs.copy_back(self._handle)
         UNVERSIONED.note(self._results)
 
+    def _goes_on(self, _refused: Handle[Any]) -> bool:
+        """Whether there is something else to wait for, since the ranks did not agree."""
+        return False
+
+    def _is_over(self) -> bool:
+        """Whether there is nothing to wait for any more; never waits."""
+        return self._session.poll(self._handle)
+
     def wait_for(self, seconds: float) -> None:
         """Returns when it is done, or raises `StalledError` after so long. Polls: a program that
         gives a limit expects that it may be reached."""
         now = self._session.clock.now
         end = now() + seconds
-        while not self._session.poll(self._handle):
+        while not self._is_over():
             if now() >= end:
                 raise self._group.late(self._what(), seconds, self.missing() or ())
             with contextlib.suppress(CollectiveError):  # told by `finish`
@@ -109,7 +121,7 @@ class SessionWork(distributed.Work):
 
     def is_completed(self) -> bool:
         """Returns whether the operation is done, or has failed; never waits."""
-        if not self._session.poll(self._handle):
+        if not self._is_over():
             return False
         with contextlib.suppress(Exception):  # told by `wait` and `exception`
             self.finish()
@@ -121,7 +133,7 @@ class SessionWork(distributed.Work):
 
     def exception(self) -> BaseException | None:
         """Returns what went wrong; None while it is under way."""
-        return self.outcome() if self._handle.is_done else None
+        return self.outcome() if self._handle.is_done and self._is_over() else None
 
     def synchronize(self) -> None:
         """The same as `wait`."""
@@ -164,30 +176,3 @@ class SessionWork(distributed.Work):
             future.set_result(list(self._results))
         else:
             future.set_exception(error)
-
-
-class MessageWork(SessionWork):
-    """A message on its way from a rank, or to it."""
-
-    has_future = False
-
-    def __init__(
-        self,
-        group: Membership,
-        handle: Handle[Any],
-        entry: Entry | Repetition,
-        tensor: torch.Tensor,
-        outputs: Outputs,
-        source: int,
-    ) -> None:
-        super().__init__(group, handle, entry, [tensor], outputs)
-        self._source = source
-
-    def _limit_seconds(self) -> float:
-        return 0.0  # the group's
-
-    def source_rank(self) -> int:
-        """The rank, in the group, that has sent it."""
-        return self._source
-
-    _source_rank = source_rank

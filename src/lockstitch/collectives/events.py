@@ -56,8 +56,8 @@ class Observers:
     stall: Callable[[Stall], None] | None = None
     ended: Callable[[BaseException], None] | None = None
     """The session has ended, and why."""
-    failed: Callable[[Handle[Any]], None] | None = None
-    """An operation has failed, whether or not somebody waits for it."""
+    failed: Callable[[Handle[Any], BaseException], None] | None = None
+    """An operation has failed, and why, whether or not somebody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ class PendingOperations:
                 self.failed += 1
                 self.tell(handle, Step.FAILED)
                 if self.observers.failed is not None:
-                    self.observers.failed(handle)
+                    self.observers.failed(handle, error)
                 self._record(handle, has_failed=True)
             handle.fail(error)
         except BaseException:  # as above

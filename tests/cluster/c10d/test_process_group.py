@@ -368,6 +368,61 @@ def test_receive_from_any_rank_tells_who_has_sent(groups: Groups) -> None:
     assert groups.run(work)[0] == {(1, 1.0), (2, 2.0)}
 
 
+def test_a_message_may_be_shorter_than_the_tensor_for_it(groups: Groups) -> None:
+    """Whose rest stays as it is, also where it is columns of another one."""
+
+    def work(group: Any, rank: int) -> list[list[float]]:
+        found = [torch.full((5, 2), -1.0)[:, 0], *(torch.full((5,), -1.0) for _ in range(3))]
+        for each in found if rank < 2 else ():
+            sent = group.send([torch.arange(3.0)], 1, 0) if rank == 0 else group.recv([each], 0, 0)
+            sent.wait()
+        return [each.tolist() for each in found]
+
+    assert groups.run(work)[1] == [[0.0, 1.0, 2.0, -1.0, -1.0]] * 4
+
+
+def test_shorter_messages_arrive_in_order_also_where_nobody_waits_for_them(groups: Groups) -> None:
+    if not groups.groups[0]._session.has_pairs:
+        pytest.skip("these are Gloo's, which says that one is complete only to who waits for it")
+    sizes = [3, 5, 0, 3, 4, 3, 3]
+
+    def work(group: Any, rank: int) -> Any:
+        if rank == 2:
+            return None
+        if rank == 0:
+            sent = [group.send([torch.arange(float(size))], 1, 0) for size in sizes]
+            group.send([torch.arange(2.0)], 1, 1).wait()
+            sent[0].wait()
+            group.send([torch.ones(1)], 1, 2).wait()
+            return [each.wait() for each in sent]
+        found = [torch.full((5,), -1.0) for _ in sizes]
+        works = [group.recv([each], 0, 0) for each in found]
+        anywhere = torch.full((2, 2), -1.0)
+        group.recv_anysource([anywhere], 1).wait()
+        group.recv([torch.zeros(1)], 0, 2).wait()  # before, the sender waits for its first one
+        while not all(each.is_completed() for each in works):
+            pass
+        assert all(each.is_success() for each in works)
+        return anywhere.flatten().tolist(), [each.tolist() for each in found]
+
+    expected = [[*range(size), *[-1.0] * (5 - size)] for size in sizes]
+    assert groups.run(work)[1] == ([0.0, 1.0, -1.0, -1.0], expected)
+
+
+def test_a_message_that_is_longer_than_the_tensor_for_it_is_refused(groups: Groups) -> None:
+    if not groups.groups[0]._session.has_pairs:
+        pytest.skip("Gloo ends the process")
+
+    def work(group: Any, rank: int) -> None:
+        if rank < 2:
+            begin, size = (group.send, 9) if rank == 0 else (group.recv, 5)
+            with pytest.raises(MismatchError, match=r"\(9,\) on rank 0; \(5,\) on rank 1"):
+                begin([torch.zeros(size)], 1 - rank, 0).wait()
+        group.allreduce([torch.ones(1)]).wait()
+
+    groups.run(work)
+
+
 def test_messages_of_any_layout_are_noted_in_the_flight_recorder(groups: Groups) -> None:
     RECORDER.clear()
 

@@ -61,7 +61,7 @@ def test_what_has_failed_is_known_also_where_nobody_was_told() -> None:
     group = label(Session())
     for number in range(3000):  # of which only the latest are kept
         handle: Any = SimpleNamespace(key=(0, "a"), submitted_at=float(number))
-        group.note_failure(handle)
+        group.note_failure(handle, ValueError())
     assert [entry(group, at=at).state for at in (0.0, 2999.0, 3000.0)] == ["done", "failed", "done"]
 
 
