@@ -285,7 +285,7 @@ def test_programs_of_several_workers_say_how_to_start_them(warm_python, tmp_path
             done = warm_python.run(path, tmp_path)
             assert (done.status, done.output) == (1, ""), path
             told[path.stem] = done.errors
-    assert len(told) == 12
+    assert len(told) == 13
     for name, text in told.items():
         (workers,) = re.findall(rf"start it so: lockstitch run -n (\d) examples/{name}.py\n", text)
         description = (ROOT / "examples" / f"{name}.py").read_text().split('"""')[1]
