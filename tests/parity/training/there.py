@@ -236,9 +236,11 @@ class There(Trainer):
                 losses = [self.go(number, context_id) for _ in contexts]
                 then(context_id)
             return losses
-        with HeldContexts() as held:
+        with HeldContexts() as held, contextlib.ExitStack() as visit:
             losses = []
             guest = rpc.remote(self.workers[1], Guest) if self.program.has_guest else None
+            if guest is not None:
+                visit.callback(guest.rpc_sync().leave)  # also where a pass raises
             theirs = []
             for context, passes in itertools.groupby(contexts):
                 if context and guest is not None:
@@ -248,11 +250,7 @@ class There(Trainer):
                         theirs.append(context_id)
                 else:
                     losses += held.run(self.go_on, number, len([*passes]))
-            try:
-                then([*held.ids, *theirs])
-            finally:
-                if guest is not None:
-                    guest.rpc_sync().leave()
+            then([*held.ids, *theirs])
         return losses
 
     def have_trained(self, guest: Any, number: int) -> tuple[float, int]:
