@@ -48,8 +48,9 @@ class UnversionedWrites:
     def states_of(self, tensors: Collection[torch.Tensor]) -> list[Any]:
         """For each of some tensors a value that is another one after it has been written to, be it
         in this way or as torch counts."""
+        self._is_asked = True
         states: list[Any] = versions_of(tensors)
-        for place, tensor in enumerate(tensors):
+        for place, tensor in enumerate(tensors if self._is_anything_noted else ()):
             number = self.number_of(tensor)
             if number:
                 states[place] = (states[place], number)
