@@ -459,7 +459,8 @@ class ThreadPool:
         self._is_one_coming = False
         call = self._calls.begin_next()
         if call is not None and self._calls.backlog:
-            self._threads.assign(self._run_backlog)
+            # Where the system has no more threads, the others run when this call has ended.
+            self._guard(lambda: self._threads.assign(self._run_backlog))
         self._run_counted(call)
 
     def _run_counted(self, call: Callable[[], None] | None) -> None:

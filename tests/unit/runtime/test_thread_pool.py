@@ -292,6 +292,28 @@ def test_a_second_interrupt_leaves_no_submitted_call_behind(scene: Scene) -> Non
             )
 
 
+def test_what_is_submitted_runs_in_turn_where_the_system_has_no_more_threads(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assign, ran = scene.thread_pool._threads.assign, list[int]()
+    tasks: list[Callable[[], None]] = []
+
+    def refuse_second(task: Callable[[], None]) -> None:
+        tasks.append(task)
+        if len(tasks) == 2:
+            raise RuntimeError("can't start new thread")
+        if len(tasks) > 2:
+            assign(task)
+
+    monkeypatch.setattr(scene.thread_pool._threads, "assign", refuse_second)
+    scene.thread_pool.submit(partial(ran.append, 1))
+    scene.thread_pool.submit(partial(ran.append, 2))
+    assign(tasks[0])
+    wait_until(lambda: ran == [1, 2] and scene.thread_pool.running == 0)
+    assert [str(error) for error in scene.errors] == ["can't start new thread"]
+    scene.errors.clear()
+
+
 def test_quick_functions_that_block_after_all_respect_the_limit_too(scene: Scene) -> None:
     for _ in range(20):
         scene.put(QUICK, scene.gate)
