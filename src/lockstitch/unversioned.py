@@ -45,6 +45,10 @@ class UnversionedWrites:
         self._is_asked = True
         return getattr(_storage_of(tensor), _NUMBER, 0) if self._is_anything_noted else 0
 
+    def state_of(self, tensor: torch.Tensor) -> Any:
+        """`states_of` for one."""
+        return self.states_of([tensor])[0]
+
     def states_of(self, tensors: Collection[torch.Tensor]) -> list[Any]:
         """For each of some tensors a value that is another one after it has been written to, be it
         in this way or as torch counts."""

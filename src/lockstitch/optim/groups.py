@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from lockstitch.rpc import RRef
-from lockstitch.torch_internals.tensors import version_of
 from lockstitch.trust.registry import needed
+from lockstitch.unversioned import UNVERSIONED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -168,7 +168,7 @@ class ParameterGroup(dict[str, Any]):
             super().__setitem__(NAMES, names)
         self._send = weakref.WeakMethod(send)
         self._changed: set[str] = set()
-        self._versions: dict[str, int] = {}
+        self._states: dict[str, Any] = {}
 
     # ------------------------------------------------------------ what a program does
 
@@ -231,9 +231,9 @@ class ParameterGroup(dict[str, Any]):
     def _note(self, key: str) -> None:
         value = super().get(key)
         if isinstance(value, torch.Tensor):
-            self._versions[key] = version_of(value)
+            self._states[key] = UNVERSIONED.state_of(value)
         else:
-            self._versions.pop(key, None)
+            self._states.pop(key, None)
         self._changed.add(key)
 
     def _send_if_changed(self, key: str) -> None:
@@ -243,8 +243,8 @@ class ParameterGroup(dict[str, Any]):
 
     def take_change(self) -> Change | None:
         """What was changed since the last time, be it by writing into a tensor; None: nothing."""
-        for key, version in self._versions.items():
-            if version_of(super().__getitem__(key)) != version:
+        for key, state in self._states.items():
+            if UNVERSIONED.state_of(super().__getitem__(key)) != state:
                 self._changed.add(key)
         if not self._changed:
             return None
@@ -252,7 +252,7 @@ class ParameterGroup(dict[str, Any]):
         assigned = {key: super(ParameterGroup, self).__getitem__(key) for key in changed & {*self}}
         for key, value in assigned.items():
             if isinstance(value, torch.Tensor):
-                self._versions[key] = version_of(value)
+                self._states[key] = UNVERSIONED.state_of(value)
         return Change(assigned, tuple(changed - {*self}))
 
     def give_back(self, change: Change) -> None:

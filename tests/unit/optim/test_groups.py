@@ -18,6 +18,7 @@ from lockstitch.optim.groups import (
     shown,
 )
 from lockstitch.testing.cluster import LocalCluster
+from lockstitch.unversioned import UNVERSIONED
 
 
 class Optimizer:
@@ -69,6 +70,15 @@ def test_writing_into_a_tensor_changes_the_option() -> None:
     change = view.take_change()
     assert change is not None
     assert change.assigned["lr"] == 0.25
+    assert view.take_change() is None
+
+
+def test_what_a_collective_of_c10d_writes_into_a_tensor_changes_the_option() -> None:
+    view = Optimizer(lr=torch.tensor(0.5)).view
+    lr = view["lr"]
+    lr.data.fill_(0.25)
+    UNVERSIONED.note([lr])
+    assert view.take_change() == Change({"lr": lr})
     assert view.take_change() is None
 
 
