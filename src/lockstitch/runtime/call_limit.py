@@ -20,6 +20,8 @@ class CallLimit:
     def __init__(self, most: int) -> None:
         self.most = most
         self.running = 0
+        self.is_one_coming = False
+        """Whether a thread is on its way to `begin_next`."""
         self._lock = threading.Lock()
         self._backlog: deque[Callable[[], None]] = deque()
 
@@ -41,15 +43,19 @@ class CallLimit:
             return True
 
     def line_up(self, call: Callable[[], None]) -> bool:
-        """Puts `call` into the backlog; whether what waits there may begin. For who may be struck
-        by an interrupt at any step: it counts nothing."""
+        """Puts `call` into the backlog; whether a thread must come for what waits there. For who
+        may be struck by an interrupt at any step: it counts nothing."""
         with self._lock:
             self._backlog.append(call)
-            return self.running < self.most
+            if self.is_one_coming or self.running >= self.most:
+                return False
+            self.is_one_coming = True
+            return True
 
     def begin_next(self) -> Callable[[], None] | None:
         """The call of the backlog that may begin now, counted; None where there is none."""
         with self._lock:
+            self.is_one_coming = False
             if not self._backlog or self.running >= self.most:
                 return None
             self.running += 1

@@ -114,8 +114,6 @@ class ThreadPool:
         self._checks = Checks(report)
         self._monitor = Monitor(f"{name}-monitor", self._look)
         self._closed = False
-        self._is_one_coming = False
-        """Whether a thread is on its way to the backlog."""
         self.callers: set[object] = set()
         """What threads of this process, asleep now, wait for."""
         self.latest_wait = -math.inf
@@ -131,11 +129,10 @@ class ThreadPool:
         """Runs a user's call on a thread of the pool, or leaves it in the backlog: they begin in
         the order in which they were submitted."""
         try:
-            if self._calls.line_up(call) and not self._is_one_coming:
-                self._is_one_coming = True
+            if self._calls.line_up(call):
                 self._threads.assign(self._run_backlog)
         except Exception:  # the system has no more threads
-            self._is_one_coming = False
+            self._calls.is_one_coming = False
             raise
         except BaseException:  # an interrupt, after which nobody may be coming
             elsewhere(self._threads.assign, (self._run_backlog,))
@@ -456,7 +453,6 @@ class ThreadPool:
 
     def _run_backlog(self) -> None:
         """Runs what may begin of the backlog, each call on a thread of its own."""
-        self._is_one_coming = False
         call = self._calls.begin_next()
         if call is not None and self._calls.backlog:
             # Where the system has no more threads, the others run when this call has ended.
