@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -86,11 +87,13 @@ def test_nothing_is_written_beyond_a_tensor_that_has_become_smaller(is_given: bo
             if seed == 8:
                 memory = torch.zeros(4096)
                 tensors[0].data = memory[:3]
+                is_too_late = handles[0].is_done  # a thread that looks after it was quicker
             for session, handle in list(zip(ranks.sessions, handles, strict=True))[1:]:
                 session.wait(handle)
             if seed < 8:
                 ranks[0].wait(handles[0])
-        with pytest.raises(RuntimeError, match="must match"):
+        expected = pytest.raises(RuntimeError, match="must match")
+        with contextlib.nullcontext() if is_too_late else expected:
             ranks[0].wait(handles[0])
         assert not memory.any()
 
