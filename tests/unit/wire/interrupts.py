@@ -49,17 +49,19 @@ class Interrupter:
             raise Strike(self.where)
 
 
-@contextlib.contextmanager
-def interrupted(number: int, *modules: str) -> Iterator[Interrupter]:
+class interrupted:  # noqa: N801 - as a function of `contextlib`, whose frames would keep the strike
     """Within, the `number`-th point is struck; the strike ends the block."""
-    interrupter = Interrupter(number, modules)
-    sys.setprofile(interrupter)
-    try:
-        yield interrupter
-    except Strike:
-        pass
-    finally:
+
+    def __init__(self, number: int, *modules: str) -> None:
+        self._interrupter = Interrupter(number, modules)
+
+    def __enter__(self) -> Interrupter:
+        sys.setprofile(self._interrupter)
+        return self._interrupter
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         sys.setprofile(None)
+        return kind is Strike
 
 
 class _Trip:
