@@ -3,6 +3,7 @@ starve, no more than the limit run at once, and all threads end."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from functools import partial
@@ -279,6 +280,9 @@ def test_an_interrupt_while_a_call_is_submitted_takes_no_place_for_good(scene: S
     assert strike_everywhere(attempt) > 1
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="the profile function itself may see the signal, too late"
+)
 def test_a_second_interrupt_leaves_no_submitted_call_behind(scene: Scene) -> None:
     modules = [f"lockstitch.runtime.{name}" for name in ("thread_pool", "call_limit", "threads")]
     with interrupted_again((), *modules) as unstruck:
