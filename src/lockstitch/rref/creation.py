@@ -33,6 +33,7 @@ class Creation:
         "_lock",
         "_outcome",
         "_pending",
+        "_settled_by",
         "error",
     )
 
@@ -40,6 +41,7 @@ class Creation:
         self._outcome = outcome
         self._lock = threading.Lock()
         self._is_over = False
+        self._settled_by = 0
         self._future: Future[Any] | None = None
         self._channel: Answering | None = None
         self._pending: Pending | None = None
@@ -50,6 +52,17 @@ class Creation:
     def has_callbacks(self) -> bool:
         """Whether somebody wants to be called back."""
         return self._future is not None and self._future.has_callbacks
+
+    @property
+    def settled_by(self) -> int:
+        """The thread that reads and completes it now; 0: none."""
+        return self._settled_by
+
+    @settled_by.setter
+    def settled_by(self, thread: int) -> None:
+        self._settled_by = thread
+        if self._future is not None:
+            self._future.settled_by = thread
 
     def attach(self, channel: Answering, pending: Pending) -> None:
         """The answer to `pending` will come over `channel`."""
@@ -75,6 +88,7 @@ class Creation:
         with self._lock:
             if self._future is None:
                 self._future = Future()
+                self._future.settled_by = self._settled_by
                 if self._is_over:
                     self._future.complete(None, self.error)
                 elif self._channel is not None and self._pending is not None:

@@ -6,6 +6,7 @@ Values are made here in plain modes of torch (`lockstitch.modes`), whatever mode
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -112,12 +113,16 @@ class Answers:
             and answer.body.encoding not in CARRY_OWN
             and type(answer.body) is not StagedPayload
         )
-        if (is_cheap or is_waiting) and not future.has_callbacks:
-            self._settle(pending, answer, peer)
-        else:
-            # No interrupt comes there: whatever is raised, the program's objects raise it.
-            settle = partial(self._settle, pending, answer, peer, BaseException)
-            self._core.thread_pool.spawn(settle)
+        if is_cheap or is_waiting:
+            # First, for whoever attaches a callback just now.
+            future.settled_by = threading.get_ident()
+            if not future.has_callbacks:
+                self._settle(pending, answer, peer)
+                return
+            future.settled_by = 0
+        # No interrupt comes there: whatever is raised, the program's objects raise it.
+        settle = partial(self._settle, pending, answer, peer, BaseException)
+        self._core.thread_pool.spawn(settle)
 
     def _settle(
         self,

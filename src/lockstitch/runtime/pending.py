@@ -57,6 +57,9 @@ class Answering(Protocol):
 class Completion(Protocol):
     """What the answer to a request completes, where no thread waits for it; a `Future` is one."""
 
+    settled_by: int
+    """The thread that reads and completes it now, having found no callbacks; 0: none."""
+
     @property
     def has_callbacks(self) -> bool:
         """Whether completing it runs users' functions."""
@@ -176,6 +179,7 @@ class Future(torch.futures.Future[T]):
     _channel: Answering | None = None
     _pending: Pending | None = None
     has_callbacks = False
+    settled_by = 0
     landed: Sequence[Any] = ()
     """The tensors of the result that were brought to an accelerator."""
 
@@ -289,8 +293,7 @@ class Future(torch.futures.Future[T]):
             else:
                 new.complete(value, None)
 
-        self.has_callbacks = True
-        self.attend()
+        self._announce_callback()
         super().add_done_callback(run)
         return new
 
@@ -301,12 +304,19 @@ class Future(torch.futures.Future[T]):
         Nobody waits for a callback, so what it raises is printed and otherwise left alone. Raises
         `TypeError` for what cannot be called.
         """
-        self.has_callbacks = True
-        self.attend()
+        self._announce_callback()
         guarded = (
             partial(callbacks.call, callback) if callbacks.can_be_called(callback) else callback
         )
         super().add_done_callback(guarded)
+
+    def _announce_callback(self) -> None:
+        """A thread that reads runs no callbacks: what they wait for it could not read. It may have
+        looked for them just before this one came; then it is done in a moment."""
+        self.has_callbacks = True
+        self.attend()
+        if self.settled_by not in (0, threading.get_ident()):
+            self._sleep()
 
     def add_inner_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         """Has `callback` called by whoever completes it, be it a thread that reads: it must be

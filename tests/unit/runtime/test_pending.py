@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lockstitch.runtime.pending import Future, Pending
-from tests.unit.runtime.stage import Background
+from tests.unit.runtime.stage import Background, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,3 +188,23 @@ def test_finishing_and_waking_again_is_harmless() -> None:
         pending.finish(None, None)
         pending.wake()
         assert lock.acquire(blocking=False)
+
+
+def test_a_callback_that_comes_while_a_thread_that_reads_completes_it_runs_elsewhere() -> None:
+    """What it waits for that thread could not read."""
+    future: Future[int] = Future()
+    ran: list[int] = []
+    is_attaching = threading.Event()
+
+    def attach() -> None:
+        is_attaching.set()
+        future.then(lambda done: ran.append(threading.get_ident()))
+
+    future.settled_by = threading.get_ident()
+    thread = threading.Thread(target=attach)
+    thread.start()
+    is_attaching.wait()
+    wait_until(lambda: future.has_callbacks)
+    future.complete(1, None)
+    thread.join()
+    assert ran == [thread.ident]

@@ -393,6 +393,7 @@ class _Receipt:
     """Completes a call that nobody waits for: if it fails, so does the step, on both sides."""
 
     has_callbacks = False
+    settled_by = 0
 
     def __init__(self, worker: Worker, inbox: Inbox, step: GlobalId, to: WorkerId) -> None:
         self._worker = worker
