@@ -44,14 +44,16 @@ class LinkOptions:
     def greeting_seconds(self) -> float:
         """How long a rank may take to come, or to answer who comes. All of them have met before, so
         one that stays away has died, is cut off, or stands still."""
-        patience = max(self.heartbeat, _LEAST_GREETING_SECONDS)
-        return min(self.seconds, patience) if self.heartbeat else self.seconds
+        return self._within_heartbeat(_LEAST_GREETING_SECONDS)
 
     @property
     def connect_seconds(self) -> float:
         """How long it may take to connect to a rank that listens: the system answers for it,
         whatever its process does."""
-        patience = max(self.heartbeat, _LEAST_CONNECT_SECONDS)
+        return self._within_heartbeat(_LEAST_CONNECT_SECONDS)
+
+    def _within_heartbeat(self, least: float) -> float:
+        patience = max(self.heartbeat, least)
         return min(self.seconds, patience) if self.heartbeat else self.seconds
 
     @property
