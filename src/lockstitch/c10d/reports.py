@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from torch.distributed.distributed_c10d import PrefixStore
 
+from lockstitch.rendezvous import another_client
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -28,8 +30,7 @@ class Reports:
     """One rank's end of what the ranks of a group report to each other."""
 
     def __init__(self, store: Store, rank: int) -> None:
-        # Of its own, for a store that waits for one thread answers no other.
-        self._store = PrefixStore("reports", store.clone())  # type: ignore[attr-defined]
+        self._store = PrefixStore("reports", another_client(store))
         self._rank = rank
         self._lock = threading.Lock()
 
